@@ -1,0 +1,1 @@
+"""The block manager: who owns which block. numpy and the standard library only."""
