@@ -1,0 +1,31 @@
+"""How a block lies in memory: declarations over named axes, and all that follows from them."""
+
+from paged.layouts.cache import KVCache, check_slots_fit
+from paged.layouts.catalog import (
+    FLASH_ATTN,
+    FLASHINFER,
+    FLASHINFER_HND,
+    LAYOUTS,
+    MLA,
+    PACKED,
+    PALLAS,
+    get_layout,
+)
+from paged.layouts.convert import convert, share_pool
+from paged.layouts.layout import Layout
+
+__all__ = [
+    "FLASHINFER",
+    "FLASHINFER_HND",
+    "FLASH_ATTN",
+    "LAYOUTS",
+    "MLA",
+    "PACKED",
+    "PALLAS",
+    "KVCache",
+    "Layout",
+    "check_slots_fit",
+    "convert",
+    "get_layout",
+    "share_pool",
+]

@@ -1,0 +1,110 @@
+"""`KVCache`: an array that knows its layout and its scales."""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paged.dtypes import dtype_name, storage_dtype
+from paged.layouts import arrays
+from paged.layouts.catalog import get_layout
+from paged.layouts.layout import Layout
+from paged.spec import KVCacheSpec
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("data", "k_scale", "v_scale"),
+    meta_fields=("layout",),
+)
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """One layer's cache: a JAX pytree whose layout is static.
+
+    Attributes:
+        data: the array, in `layout`; numpy, JAX or torch.
+        layout: how blocks lie in it.
+        k_scale: scale of stored keys, a scalar or `[num_kv_heads]` float32; key = stored * scale.
+            None means 1. Not 1 only for quantised caches.
+        v_scale: the same for values. The two differ in general.
+    """
+
+    data: Any
+    layout: Layout = field(metadata={"static": True})
+    k_scale: Any = None
+    v_scale: Any = None
+
+    @classmethod
+    def allocate(
+        cls,
+        spec: KVCacheSpec,
+        layout: str | Layout,
+        num_blocks: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        sharding: jax.sharding.Sharding | None = None,
+    ) -> "KVCache":
+        """A zero-filled JAX cache.
+
+        Raises:
+            ValueError: the layout cannot hold the spec's cache, or slots would not fit int32.
+        """
+        layout = get_layout(layout)
+        check_slots_fit(num_blocks, spec.block_size)
+        data = jnp.zeros(layout.shape(num_blocks, spec), storage_dtype(spec.dtype), device=sharding)
+        return cls(data, layout, k_scale, v_scale)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis of the layout, by name."""
+        return self.layout.sizes(arrays.shape(self.data))
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks, the null block included."""
+        return self.sizes["block"]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.sizes["slot"]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads; 1 for a latent cache."""
+        return self.sizes.get("head", 1)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a key (the latent's for a latent cache)."""
+        sizes = self.sizes
+        return sizes["latent"] if "latent" in sizes else sizes["dim"]
+
+    @property
+    def dtype(self) -> str:
+        """Name of the storage type."""
+        return dtype_name(self.data.dtype)
+
+    def with_data(self, data: Any) -> "KVCache":
+        """The same cache over another array."""
+        return replace(self, data=data)
+
+
+def check_slots_fit(num_blocks: int, block_size: int) -> None:
+    """Refuses a pool whose slot numbers would overflow int32.
+
+    Raises:
+        ValueError: num_blocks * block_size is 2^31 or more, or no block beside the null block.
+    """
+    if num_blocks < 2:
+        raise ValueError(
+            f"num_blocks: got {num_blocks}, expected at least 2 (block 0 is the null block)"
+        )
+    if num_blocks * block_size >= 2**31:
+        raise ValueError(
+            f"num_blocks: got {num_blocks} blocks of {block_size} slots, expected fewer than "
+            f"{2**31} slots in all so that a slot fits int32"
+        )

@@ -1,0 +1,28 @@
+"""The layouts this project knows, one declaration each. Adding one is a line here."""
+
+from paged.layouts.layout import Layout
+
+FLASH_ATTN = Layout("flash_attn", "kv block slot head dim")
+FLASHINFER = Layout("flashinfer", "block kv slot head dim")
+FLASHINFER_HND = Layout("flashinfer_hnd", "block kv head slot dim")
+PALLAS = Layout("pallas", "block slot (head kv) dim")
+PACKED = Layout("packed", "block head slot (kv dim)")
+MLA = Layout("mla", "block slot latent")
+
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout for layout in (FLASH_ATTN, FLASHINFER, FLASHINFER_HND, PALLAS, PACKED, MLA)
+}
+"""By name, in the order in which `layout="auto"` tries them where a backend has no preference."""
+
+
+def get_layout(layout: str | Layout) -> Layout:
+    """A layout by name; a `Layout` passes through, so that callers may bring their own.
+
+    Raises:
+        ValueError: no layout of that name.
+    """
+    if isinstance(layout, Layout):
+        return layout
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[layout]

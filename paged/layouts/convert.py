@@ -1,0 +1,76 @@
+"""From any layout to any other, and several layouts over one pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import einops
+import numpy as np
+
+from paged.layouts import arrays
+from paged.layouts.catalog import get_layout
+from paged.layouts.layout import Layout
+from paged.spec import KVCacheSpec
+
+
+def convert(data: Any, src: str | Layout, dst: str | Layout) -> Any:
+    """The same cache in another layout.
+
+    Where both have their bytes in the same order the result is a view of the same memory (JAX:
+    the compiler's bitcast), otherwise a contiguous copy.
+
+    Args:
+        data: numpy, JAX or torch array in layout `src`.
+        src: the layout it is in.
+        dst: the layout wanted.
+
+    Raises:
+        ValueError: one layout is latent and the other is not, or `data` is not in `src`.
+    """
+    src, dst = get_layout(src), get_layout(dst)
+    if src.is_latent != dst.is_latent:
+        raise ValueError(
+            f"dst: cannot convert {src.name} ({src.pattern}) to {dst.name} ({dst.pattern}): "
+            "keys and values cannot be told apart in a latent"
+        )
+    sizes = src.sizes(arrays.shape(data))
+    if src.axes == dst.axes:
+        merged = (np.prod([sizes[axis] for axis in dim]) for dim in dst.dimensions)
+        return arrays.reshape(data, tuple(int(length) for length in merged))
+    split = {} if src.is_latent else {"kv": 2}
+    moved = einops.rearrange(data, f"{src.pattern} -> {dst.pattern}", **split)
+    if arrays.is_jax(moved):
+        return moved
+    return moved.contiguous() if arrays.is_torch(moved) else np.ascontiguousarray(moved)
+
+
+def share_pool(pool: Any, spec: KVCacheSpec, layouts: Sequence[str | Layout]) -> list[Any]:
+    """One raw pool seen through several layouts, so that each block may use its own.
+
+    Args:
+        pool: `[values]`, one dimension, of the spec's storage type; numpy or torch for shared
+            memory (JAX arrays are values: each result is then an array of its own).
+        spec: what a token keeps; all layouts hold the same.
+        layouts: block-major layouts.
+
+    Returns:
+        One array a layout; block b is the same range of the pool in each.
+
+    Raises:
+        ValueError: a layout whose blocks are not contiguous: block N of one would be block 2N of
+            the other, and writes would destroy each other.
+    """
+    resolved = [get_layout(layout) for layout in layouts]
+    for layout in resolved:
+        if not layout.is_block_major:
+            raise ValueError(
+                f"layouts: {layout.name} ({layout.pattern}) may not share a pool, expected "
+                "layouts with 'block' outermost"
+            )
+    block_values = spec.block_size * spec.values_per_token
+    if len(arrays.shape(pool)) != 1 or pool.shape[0] % block_values:
+        raise ValueError(
+            f"pool: got shape {arrays.shape(pool)}, expected one dimension and a multiple of "
+            f"{block_values} values (one block)"
+        )
+    num_blocks = pool.shape[0] // block_values
+    return [arrays.reshape(pool, layout.shape(num_blocks, spec)) for layout in resolved]

@@ -1,0 +1,265 @@
+"""A layout: the order of named axes in which a KV cache lies in memory.
+
+The axes are
+
+    block    physical block                    kv      keys (0) and values (1)
+    slot     token within a block              head    KV head
+    dim      entry of a key or a value         latent  entry of an MLA latent
+
+A pattern lists them outermost first, in einops' notation; parentheses merge axes into one array
+dimension. Shape, views, write, gather, page bytes, sharding and conversion all follow from it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import einops
+
+from paged.dtypes import dtype_name, is_quantized, storage_dtype
+from paged.layouts import arrays
+from paged.spec import KVCacheSpec
+
+ArrayT = TypeVar("ArrayT")
+
+_KV_AXES = frozenset({"kv", "block", "slot", "head", "dim"})
+_LATENT_AXES = frozenset({"block", "slot", "latent"})
+_KEYS_AND_VALUES = 2
+
+# A TPU keeps the two innermost dimensions of an array in tiles of 8 sublanes of 32 bits by 128
+# lanes. The lane dimension is always padded; for small second dimensions XLA picks a shorter
+# tile, but never one below the number of values that share a 32-bit word.
+# Source: https://openxla.org/xla/tiled_layout
+_TPU_LANES = 128
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the blocks of a KV cache lie in memory.
+
+    Attributes:
+        name: what users call it.
+        pattern: the axes, outermost first, for example "block slot (head kv) dim".
+
+    Raises:
+        ValueError: the pattern does not name each axis of a K/V or of a latent cache once.
+    """
+
+    name: str
+    pattern: str
+
+    def __post_init__(self) -> None:
+        axes = self.axes
+        if frozenset(axes) not in (_KV_AXES, _LATENT_AXES) or len(set(axes)) != len(axes):
+            raise ValueError(
+                f"pattern: got {self.pattern!r}, expected each of {sorted(_KV_AXES)} once "
+                f"or each of {sorted(_LATENT_AXES)} once"
+            )
+        if ("block",) not in self.dimensions:
+            raise ValueError(
+                f"pattern: got {self.pattern!r}, expected 'block' as a dimension of its own"
+            )
+
+    @property
+    def dimensions(self) -> tuple[tuple[str, ...], ...]:
+        """The axes merged into each array dimension, outermost first."""
+        spaced = self.pattern.replace("(", " ( ").replace(")", " ) ").split()
+        dimensions: list[tuple[str, ...]] = []
+        merged: list[str] | None = None
+        for token in spaced:
+            if token == "(":
+                merged = []
+            elif token == ")":
+                dimensions.append(tuple(merged or ()))
+                merged = None
+            elif merged is not None:
+                merged.append(token)
+            else:
+                dimensions.append((token,))
+        return tuple(dimensions)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes in memory order, merged ones taken apart."""
+        return tuple(axis for dimension in self.dimensions for axis in dimension)
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether a token keeps one latent (MLA) instead of keys and values."""
+        return "latent" in self.axes
+
+    @property
+    def is_block_major(self) -> bool:
+        """Whether a block is one contiguous range of bytes, so that layouts may share a pool."""
+        return self.dimensions[0] == ("block",)
+
+    @property
+    def block_axis(self) -> int:
+        """The array dimension that counts blocks."""
+        return self.dimensions.index(("block",))
+
+    @property
+    def sharding_axis(self) -> int | None:
+        """The array dimension to shard over KV heads; None where there is none (MLA)."""
+        for index, dimension in enumerate(self.dimensions):
+            if dimension[0] == "head":
+                return index
+        return None
+
+    def refusals(self, spec: KVCacheSpec) -> list[str]:
+        """Why this layout cannot hold such a cache; [] means that it can."""
+        if spec.is_latent == self.is_latent:
+            return []
+        held = "one latent per token" if self.is_latent else "keys and values per head"
+        asked = "a latent (MLA) cache" if spec.is_latent else "keys and values"
+        return [f"layout {self.name} holds {held}, the spec asks for {asked}"]
+
+    def shape(self, num_blocks: int, spec: KVCacheSpec) -> tuple[int, ...]:
+        """The array's shape.
+
+        Raises:
+            ValueError: the layout cannot hold this spec's cache.
+        """
+        if reasons := self.refusals(spec):
+            raise ValueError(f"layout: {'; '.join(reasons)}")
+        size = {
+            "block": num_blocks,
+            "slot": spec.block_size,
+            "head": spec.num_kv_heads,
+            "dim": spec.head_dim,
+            "latent": spec.head_dim,
+            "kv": _KEYS_AND_VALUES,
+        }
+        return tuple(math.prod(size[axis] for axis in dim) for dim in self.dimensions)
+
+    def sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """The size of each axis in an array of this layout, by name.
+
+        Raises:
+            ValueError: the shape cannot be one of this layout.
+        """
+        if len(shape) != len(self.dimensions):
+            raise ValueError(
+                f"shape: got {tuple(shape)}, expected {len(self.dimensions)} dimensions "
+                f"for layout {self.name} ({self.pattern})"
+            )
+        sizes: dict[str, int] = {}
+        for index, (dimension, length) in enumerate(zip(self.dimensions, shape, strict=True)):
+            known = _KEYS_AND_VALUES if "kv" in dimension else 1
+            if length % known or (dimension == ("kv",) and length != known):
+                raise ValueError(
+                    f"shape[{index}]: got {length}, expected "
+                    f"{'2' if dimension == ('kv',) else 'an even number'} "
+                    f"for layout {self.name} ({self.pattern})"
+                )
+            if "kv" in dimension:
+                sizes["kv"] = known
+            for axis in dimension:
+                if axis != "kv":
+                    sizes[axis] = length // known
+        return sizes
+
+    def page_bytes(self, spec: KVCacheSpec, *, target: str | None = None) -> int:
+        """Bytes of one block in one layer.
+
+        Args:
+            spec: what the layer keeps.
+            target: "tpu" counts the padding of its tiled memory; None and other platforms keep
+                arrays dense.
+        """
+        shape = list(self.shape(1, spec))
+        itemsize = storage_dtype(spec.dtype).itemsize
+        if target == "tpu":
+            shape[-1] = _round_up(shape[-1], _TPU_LANES)
+            shape[-2] = _round_up(shape[-2], _WORD_BYTES // itemsize)
+        return math.prod(shape) * itemsize
+
+    def views(self, data: ArrayT, *, value_dim: int | None = None) -> tuple[ArrayT, ArrayT]:
+        """Keys and values of the whole cache, each `[block, slot, head, dim]`.
+
+        Views of the same memory for numpy and torch. In a latent cache the one head's key is the
+        latent and its value the latent's first `value_dim` entries (all of them by default).
+        """
+        return self._split(data, blocks="block", value_dim=value_dim)
+
+    def gather(
+        self, data: ArrayT, block_ids: Any, *, value_dim: int | None = None
+    ) -> tuple[ArrayT, ArrayT]:
+        """Keys and values of some blocks, each `[*block_ids.shape, slot, head, dim]`.
+
+        Only the named blocks are read. Under JAX an id out of range reads some other block
+        (ids are clipped): mask what a table does not own.
+        """
+        taken = arrays.take(data, block_ids, axis=self.block_axis)
+        return self._split(taken, blocks="...", value_dim=value_dim)
+
+    def write(self, data: ArrayT, key: Any, value: Any, slot_mapping: Any) -> ArrayT:
+        """Scatters new tokens into their slots.
+
+        One scatter: in place for numpy and torch, and under JAX where `data` is donated.
+        A slot of -1 writes nothing.
+
+        Args:
+            data: the cache in this layout.
+            key: `[tokens, head, dim]`; for a latent cache `[tokens, 1, latent]`.
+            value: `[tokens, head, dim]`; None for a latent cache.
+            slot_mapping: `[tokens]` int, slot = block * block_size + offset.
+
+        Returns:
+            The cache: the same array for numpy and torch, the new one for JAX.
+
+        Raises:
+            ValueError: shapes do not fit, or a quantised cache is given rows not yet quantised.
+        """
+        sizes = self.sizes(arrays.shape(data))
+        rows = self._rows(key, value, sizes, dtype_name(arrays.dtype(data)))
+        separate = arrays.reshape(data, tuple(sizes[axis] for axis in self.axes))
+        written = arrays.scatter(
+            separate,
+            rows,
+            slot_mapping,
+            block_axis=self.axes.index("block"),
+            slot_axis=self.axes.index("slot"),
+        )
+        return arrays.reshape(written, arrays.shape(data))
+
+    def _split(self, data: ArrayT, *, blocks: str, value_dim: int | None) -> tuple[ArrayT, ArrayT]:
+        pattern = self.pattern.replace("block", blocks)
+        if self.is_latent:
+            keys: Any = einops.rearrange(data, f"{pattern} -> {blocks} slot 1 latent")  # pyright: ignore[reportArgumentType]
+            return keys, keys[..., :value_dim]
+        both: Any = einops.rearrange(data, f"{pattern} -> kv {blocks} slot head dim", kv=2)  # pyright: ignore[reportArgumentType]
+        return both[0], both[1]
+
+    def _rows(self, key: Any, value: Any, sizes: Mapping[str, int], storage: str) -> Any:
+        """The new tokens, `[tokens, *axes of this layout without block and slot]`."""
+        width = sizes["latent" if self.is_latent else "dim"]
+        expected = (sizes.get("head", 1), width)
+        if (value is None) != self.is_latent:
+            raise ValueError(
+                f"value: got {'None' if value is None else 'an array'}, layout {self.name} "
+                f"expects {'None (the key is the latent)' if self.is_latent else 'an array'}"
+            )
+        for name, rows in (("key", key), ("value", value)):
+            if rows is None:
+                continue
+            if len(rows.shape) != 3 or tuple(rows.shape[1:]) != expected:
+                raise ValueError(
+                    f"{name}: got shape {tuple(rows.shape)}, expected (tokens, "
+                    f"{expected[0]}, {expected[1]}) for layout {self.name}"
+                )
+            if is_quantized(storage) and dtype_name(rows.dtype) != storage:
+                raise ValueError(
+                    f"{name}: got dtype {dtype_name(rows.dtype)}, expected {storage}: "
+                    "quantise rows before they are written"
+                )
+        if self.is_latent:
+            return key[:, 0, :]
+        inner = " ".join(axis for axis in self.axes if axis not in ("block", "slot"))
+        return einops.rearrange([key, value], f"kv token head dim -> token {inner}")
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,266 @@
+"""The rules of the contract, checked: shapes while tracing, values on concrete arrays."""
+
+from typing import Any
+
+import numpy as np
+
+from paged.dtypes import COMPUTE_DTYPES, dtype_name
+from paged.metadata import NO_SLOT, NULL_BLOCK, AttentionMetadata
+from paged.spec import AttentionSpec
+
+
+def check_static(
+    metadata: AttentionMetadata, *, query: Any, cache: Any, spec: AttentionSpec | None
+) -> None:
+    """Shapes and dtypes; see `AttentionMetadata.static_validate`."""
+    _check_fields(metadata)
+    if query is not None:
+        _check_query(metadata, query, spec)
+    if cache is not None and spec is not None:
+        _check_cache(cache, spec)
+
+
+def _check_fields(metadata: AttentionMetadata) -> None:
+    rank = {
+        "block_table": 2,
+        "slot_mapping": 1,
+        "seq_lens": 1,
+        "query_start_loc": 1,
+        "distribution": 1,
+    }
+    for name, expected in rank.items():
+        array = getattr(metadata, name)
+        if len(array.shape) != expected:
+            raise ValueError(
+                f"{name}: got shape {tuple(array.shape)}, expected {expected} dimension(s)"
+            )
+        if dtype_name(array.dtype) != "int32":
+            raise ValueError(f"{name}: got dtype {dtype_name(array.dtype)}, expected int32")
+    lengths = {
+        "seq_lens": metadata.num_seqs,
+        "query_start_loc": metadata.num_seqs + 1,
+        "distribution": 3,
+    }
+    for name, expected in lengths.items():
+        length = getattr(metadata, name).shape[0]
+        if length != expected:
+            raise ValueError(
+                f"{name}: got length {length}, expected {expected} "
+                f"(block_table has {metadata.num_seqs} rows)"
+            )
+    for name in ("max_query_len", "max_seq_len"):
+        bound = getattr(metadata, name)
+        if not isinstance(bound, int) or bound < 1:
+            raise ValueError(f"{name}: got {bound!r}, expected a static integer of at least 1")
+
+
+def _check_query(metadata: AttentionMetadata, query: Any, spec: AttentionSpec | None) -> None:
+    shape = tuple(query.shape)
+    if len(shape) != 3 or shape[0] != metadata.num_tokens:
+        raise ValueError(
+            f"query: got shape {shape}, expected (tokens, num_heads, head_dim) with "
+            f"{metadata.num_tokens} tokens as in slot_mapping"
+        )
+    if dtype_name(query.dtype) not in COMPUTE_DTYPES:
+        raise ValueError(
+            f"query: got dtype {dtype_name(query.dtype)}, expected one of "
+            f"{', '.join(COMPUTE_DTYPES)}"
+        )
+    if spec is not None:
+        for axis, name in ((1, "num_heads"), (2, "head_dim")):
+            if shape[axis] != getattr(spec, name):
+                raise ValueError(
+                    f"query.shape[{axis}]: got {shape[axis]}, expected {name} {getattr(spec, name)}"
+                )
+
+
+def _check_cache(cache: Any, spec: AttentionSpec) -> None:
+    if cache.layout.is_latent != spec.is_latent:
+        raise ValueError(
+            f"cache: layout {cache.layout.name} "
+            f"{'holds latents' if cache.layout.is_latent else 'holds keys and values'}, "
+            f"the spec is {'latent (MLA)' if spec.is_latent else 'not latent'}"
+        )
+    for name in ("num_kv_heads", "head_dim"):
+        if getattr(cache, name) != getattr(spec, name):
+            raise ValueError(
+                f"cache.{name}: got {getattr(cache, name)}, expected {getattr(spec, name)}"
+            )
+
+
+def check_values(
+    metadata: AttentionMetadata, *, block_size: int | None, num_blocks: int | None
+) -> None:
+    """Every rule on concrete values; see `AttentionMetadata.validate`."""
+    starts = _host(metadata.query_start_loc)
+    seq_lens = _host(metadata.seq_lens)
+    distribution = _host(metadata.distribution)
+    _check_query_start_loc(starts, metadata.num_tokens)
+    _check_distribution(distribution, metadata.num_seqs)
+    query_lens = np.diff(starts)
+    num_seqs = int(distribution[2])
+    _check_padding(query_lens, seq_lens, num_seqs)
+    _check_lengths(metadata, query_lens, seq_lens)
+    _check_kinds(distribution, query_lens, seq_lens)
+    if block_size is not None:
+        table = _host(metadata.block_table)
+        _check_table(table, seq_lens, block_size, num_blocks)
+        _check_slots(metadata, table, starts, seq_lens, block_size, num_blocks)
+
+
+def _host(array: Any) -> np.ndarray:
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+    return np.asarray(array).astype(np.int64)
+
+
+def _check_query_start_loc(starts: np.ndarray, num_tokens: int) -> None:
+    if starts[0] != 0:
+        raise ValueError(f"query_start_loc[0]: got {starts[0]}, expected 0")
+    falls = np.flatnonzero(np.diff(starts) < 0)
+    if falls.size:
+        index = int(falls[0]) + 1
+        raise ValueError(
+            f"query_start_loc[{index}]: got {starts[index]}, expected at least "
+            f"{starts[index - 1]} (query_start_loc[{index - 1}])"
+        )
+    if starts[-1] > num_tokens:
+        raise ValueError(
+            f"query_start_loc[{len(starts) - 1}]: got {starts[-1]}, expected at most "
+            f"{num_tokens} (the length of slot_mapping)"
+        )
+
+
+def _check_distribution(distribution: np.ndarray, rows: int) -> None:
+    previous = 0
+    for index, end in enumerate(distribution.tolist()):
+        if not previous <= end <= rows:
+            raise ValueError(
+                f"distribution[{index}]: got {end}, expected {previous} <= value <= {rows}"
+            )
+        previous = end
+
+
+def _check_padding(query_lens: np.ndarray, seq_lens: np.ndarray, num_seqs: int) -> None:
+    for name, lens in (("query_start_loc", query_lens), ("seq_lens", seq_lens)):
+        used = np.flatnonzero(lens[num_seqs:])
+        if used.size:
+            index = num_seqs + int(used[0])
+            what = "a query of length" if name == "query_start_loc" else "got"
+            raise ValueError(
+                f"{name}[{index}]: {what} {lens[index]}, expected 0 in padding "
+                f"(distribution[2] is {num_seqs})"
+            )
+
+
+def _check_lengths(
+    metadata: AttentionMetadata, query_lens: np.ndarray, seq_lens: np.ndarray
+) -> None:
+    for index, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        if seq_len < query_len:
+            raise ValueError(
+                f"seq_lens[{index}]: got {seq_len}, expected at least its query length {query_len}"
+            )
+        if query_len > metadata.max_query_len:
+            raise ValueError(
+                f"query_start_loc[{index + 1}]: sequence {index} has query length {query_len}, "
+                f"expected at most max_query_len {metadata.max_query_len}"
+            )
+        if seq_len > metadata.max_seq_len:
+            raise ValueError(
+                f"seq_lens[{index}]: got {seq_len}, expected at most max_seq_len "
+                f"{metadata.max_seq_len}"
+            )
+
+
+def _check_kinds(distribution: np.ndarray, query_lens: np.ndarray, seq_lens: np.ndarray) -> None:
+    decode_end, prefill_end, num_seqs = distribution.tolist()
+    for index in range(num_seqs):
+        query_len, seq_len = int(query_lens[index]), int(seq_lens[index])
+        if index < decode_end and query_len != 1:
+            raise ValueError(
+                f"distribution[0]: got {decode_end}, but sequence {index} has query length "
+                f"{query_len}, expected 1"
+            )
+        if index >= decode_end and query_len == 1:
+            raise ValueError(
+                f"distribution[0]: got {decode_end}, but sequence {index} has query length 1, "
+                "expected those first"
+            )
+        if decode_end <= index < prefill_end and query_len != seq_len:
+            raise ValueError(
+                f"distribution[1]: got {prefill_end}, but sequence {index} has query length "
+                f"{query_len} and seq_len {seq_len}, expected them equal"
+            )
+
+
+def _check_table(
+    table: np.ndarray, seq_lens: np.ndarray, block_size: int, num_blocks: int | None
+) -> None:
+    owned = -(-seq_lens // block_size)
+    for row, count in enumerate(owned.tolist()):
+        if count > table.shape[1]:
+            raise ValueError(
+                f"block_table[{row}]: has {table.shape[1]} entries, expected at least {count} "
+                f"for seq_lens[{row}] = {seq_lens[row]} and block size {block_size}"
+            )
+        blocks = table[row, :count]
+        limit = np.inf if num_blocks is None else num_blocks
+        wrong = np.flatnonzero((blocks <= NULL_BLOCK) | (blocks >= limit))
+        # A window lets a manager return old blocks and put the null block in their place, so
+        # block 0 is refused only where this step writes: that is checked with the slots.
+        wrong = wrong[blocks[wrong] != NULL_BLOCK]
+        if wrong.size:
+            column = int(wrong[0])
+            raise ValueError(
+                f"block_table[{row}, {column}]: got block {blocks[column]}, expected "
+                f"0 <= block < {num_blocks if num_blocks is not None else '2^31'}"
+            )
+
+
+def _check_slots(
+    metadata: AttentionMetadata,
+    table: np.ndarray,
+    starts: np.ndarray,
+    seq_lens: np.ndarray,
+    block_size: int,
+    num_blocks: int | None,
+) -> None:
+    slots = _host(metadata.slot_mapping)
+    expected = np.full(len(slots), NO_SLOT, np.int64)
+    query_lens = np.diff(starts)
+    sequence_of = np.repeat(np.arange(len(seq_lens)), query_lens)
+    total = len(sequence_of)
+    position = (seq_lens - query_lens - starts[:-1])[sequence_of] + np.arange(total)
+    logical, within = np.divmod(position, block_size)
+    expected[:total] = table[sequence_of, logical] * block_size + within
+    if num_blocks is not None and num_blocks * block_size >= 2**31:
+        raise ValueError(
+            f"num_blocks: got {num_blocks} blocks of {block_size} slots, expected fewer than "
+            f"{2**31} slots in all so that a slot fits int32"
+        )
+    written = slots != NO_SLOT
+    null = np.flatnonzero(written & (slots >= 0) & (slots < block_size))
+    if null.size:
+        index = int(null[0])
+        raise ValueError(
+            f"slot_mapping[{index}]: got {slots[index]}, expected at least {block_size} or -1: "
+            "the null block is never written"
+        )
+    wrong = np.flatnonzero(written & (slots != expected))
+    if wrong.size:
+        index = int(wrong[0])
+        raise ValueError(
+            f"slot_mapping[{index}]: got {slots[index]}, expected {expected[index]} as the "
+            "block table says"
+            if index < total
+            else f"slot_mapping[{index}]: got {slots[index]}, expected -1 in padding "
+            f"(query_start_loc ends at {total})"
+        )
+    unique, counts = np.unique(slots[written], return_counts=True)
+    if (counts > 1).any():
+        slot = int(unique[np.argmax(counts > 1)])
+        first, second = np.flatnonzero(slots == slot)[:2].tolist()
+        raise ValueError(
+            f"slot_mapping[{second}]: got {slot}, already written by slot_mapping[{first}]"
+        )
