@@ -233,28 +233,33 @@ class Layout:
         both: Any = einops.rearrange(data, f"{pattern} -> kv {blocks} slot head dim", kv=2)  # pyright: ignore[reportArgumentType]
         return both[0], both[1]
 
-    def _rows(self, key: Any, value: Any, sizes: Mapping[str, int], storage: str) -> Any:
-        """The new tokens, `[tokens, *axes of this layout without block and slot]`."""
-        width = sizes["latent" if self.is_latent else "dim"]
-        expected = (sizes.get("head", 1), width)
+    def check_rows(self, sizes: Mapping[str, int], key: Any, value: Any) -> None:
+        """Checks the shapes of new tokens against a cache of these sizes.
+
+        Raises:
+            ValueError: naming the argument, what it is and what was expected.
+        """
         if (value is None) != self.is_latent:
             raise ValueError(
                 f"value: got {'None' if value is None else 'an array'}, layout {self.name} "
                 f"expects {'None (the key is the latent)' if self.is_latent else 'an array'}"
             )
+        expected = (sizes.get("head", 1), sizes["latent" if self.is_latent else "dim"])
         for name, rows in (("key", key), ("value", value)):
-            if rows is None:
-                continue
-            if len(rows.shape) != 3 or tuple(rows.shape[1:]) != expected:
+            if rows is not None and (len(rows.shape) != 3 or tuple(rows.shape[1:]) != expected):
                 raise ValueError(
                     f"{name}: got shape {tuple(rows.shape)}, expected (tokens, "
-                    f"{expected[0]}, {expected[1]}) for layout {self.name}"
+                    f"{expected[0]}, {expected[1]}) (tokens, num_kv_heads, head_dim)"
                 )
-            if is_quantized(storage) and dtype_name(rows.dtype) != storage:
-                raise ValueError(
-                    f"{name}: got dtype {dtype_name(rows.dtype)}, expected {storage}: "
-                    "quantise rows before they are written"
-                )
+
+    def _rows(self, key: Any, value: Any, sizes: Mapping[str, int], storage: str) -> Any:
+        """The new tokens, `[tokens, *axes of this layout without block and slot]`."""
+        self.check_rows(sizes, key, value)
+        if is_quantized(storage) and dtype_name(key.dtype) != storage:
+            raise ValueError(
+                f"key: got dtype {dtype_name(key.dtype)}, expected {storage}: quantise rows "
+                "before they are written"
+            )
         if self.is_latent:
             return key[:, 0, :]
         inner = " ".join(axis for axis in self.axes if axis not in ("block", "slot"))

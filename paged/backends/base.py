@@ -1,0 +1,228 @@
+"""Capabilities as data, and the checks that every kernel of this project makes with them."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from paged.backends.api import AttentionOutput, UnsupportedError
+from paged.dtypes import COMPUTE_DTYPES, STORAGE_DTYPES, dtype_name, is_quantized
+from paged.layouts import KVCache, Layout
+from paged.metadata import AttentionMetadata
+from paged.spec import AttentionSpec, KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend claims. None among the sizes means any.
+
+    What is not claimed is refused, and the conformance suite asserts both.
+    """
+
+    window: bool = True
+    soft_cap: bool = True
+    sinks: bool = True
+    lse: bool = True
+    per_head_scales: bool = True
+    batch_invariant: bool = False
+    query_dtypes: tuple[str, ...] = COMPUTE_DTYPES
+    cache_dtypes: tuple[str, ...] = STORAGE_DTYPES
+    head_dims: tuple[int, ...] | None = None
+    group_sizes: tuple[int, ...] | None = None
+    block_sizes: tuple[int, ...] | None = None
+
+
+def capability_reasons(
+    capabilities: Capabilities,
+    spec: AttentionSpec,
+    *,
+    cache_spec: KVCacheSpec | None,
+    query_dtype: str | None,
+) -> list[str]:
+    """Each way in which an ask goes beyond what is claimed."""
+    reasons = [
+        f"no {feature.replace('_', ' ')}"
+        for feature, asked in (
+            ("window", spec.window is not None),
+            ("soft_cap", spec.soft_cap is not None),
+            ("sinks", spec.has_sinks),
+        )
+        if asked and not getattr(capabilities, feature)
+    ]
+    sizes = [
+        ("head_dim", spec.head_dim, capabilities.head_dims),
+        ("group size", spec.group_size, capabilities.group_sizes),
+        ("query dtype", query_dtype, capabilities.query_dtypes),
+    ]
+    if cache_spec is not None:
+        sizes += [
+            ("block_size", cache_spec.block_size, capabilities.block_sizes),
+            ("cache dtype", cache_spec.dtype, capabilities.cache_dtypes),
+        ]
+    for name, asked, allowed in sizes:
+        if asked is not None and allowed is not None and asked not in allowed:
+            accepted = ", ".join(str(size) for size in allowed)
+            reasons.append(f"{name} {asked}, accepted: {accepted}")
+    return reasons
+
+
+class KernelBackend(ABC):
+    """A `Backend` whose refusals follow from declared capabilities.
+
+    A subclass states `name`, `platform`, `layouts` and `capabilities` and implements `_write` and
+    `_attend`, which see only asks that were checked.
+    """
+
+    name: ClassVar[str]
+    platform: ClassVar[str]
+    layouts: ClassVar[tuple[Layout, ...]]
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def unsupported(
+        self,
+        spec: AttentionSpec,
+        layout: Layout,
+        target: str,
+        *,
+        cache_spec: KVCacheSpec | None = None,
+        query_dtype: str | None = None,
+    ) -> list[str]:
+        """See `Backend.unsupported`."""
+        reasons: list[str] = []
+        if self.platform not in ("any", target):
+            reasons.append(f"runs on {self.platform}, not on {target}")
+        if layout not in self.layouts:
+            known = ", ".join(known.name for known in self.layouts)
+            reasons.append(f"no layout {layout.name}, accepted: {known}")
+        elif layout.is_latent != spec.is_latent:
+            wanted = "a latent (MLA) spec" if layout.is_latent else "keys and values"
+            reasons.append(f"layout {layout.name} is for {wanted}")
+        return reasons + capability_reasons(
+            self.capabilities, spec, cache_spec=cache_spec, query_dtype=query_dtype
+        )
+
+    def write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
+        """See `Backend.write`."""
+        reasons = [] if cache.layout in self.layouts else [f"no layout {cache.layout.name}"]
+        if cache.dtype not in self.capabilities.cache_dtypes:
+            reasons.append(f"no cache dtype {cache.dtype}")
+        self._refuse(reasons)
+        check_write(cache, key, value, slot_mapping)
+        return self._write(cache, key, value, slot_mapping)
+
+    def attend(
+        self,
+        query: Any,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        *,
+        sinks: Any = None,
+    ) -> AttentionOutput:
+        """See `Backend.attend`."""
+        target = jax.default_backend() if self.platform == "any" else self.platform
+        cache_spec = KVCacheSpec.of(spec, block_size=cache.block_size, dtype=cache.dtype)
+        reasons = self.unsupported(
+            spec,
+            cache.layout,
+            target,
+            cache_spec=cache_spec,
+            query_dtype=dtype_name(query.dtype),
+        )
+        scales = [scale for scale in (cache.k_scale, cache.v_scale) if scale is not None]
+        if not self.capabilities.per_head_scales and any(_rank(scale) for scale in scales):
+            reasons.append("no per-head scales")
+        self._refuse(reasons)
+        metadata.static_validate(query=query, cache=cache, spec=spec)
+        check_scales(cache)
+        check_sinks(sinks, spec)
+        return self._attend(query, cache, metadata, spec, sinks)
+
+    def _refuse(self, reasons: list[str]) -> None:
+        if reasons:
+            raise UnsupportedError(f"backend {self.name}: {'; '.join(reasons)}")
+
+    @abstractmethod
+    def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache: ...
+
+    @abstractmethod
+    def _attend(
+        self,
+        query: Any,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Any,
+    ) -> AttentionOutput: ...
+
+
+def check_sinks(sinks: Any, spec: AttentionSpec) -> None:
+    """Sinks are there exactly where the spec says so, one logit per query head.
+
+    Raises:
+        ValueError: naming what was given and what the spec expects.
+    """
+    shape = None if sinks is None else tuple(sinks.shape)
+    expected = (spec.num_heads,) if spec.has_sinks else None
+    if shape != expected:
+        raise ValueError(
+            f"sinks: got {'None' if shape is None else f'shape {shape}'}, expected "
+            f"{'None' if expected is None else f'shape {expected}'} "
+            f"(spec.has_sinks is {spec.has_sinks})"
+        )
+
+
+def check_scales(cache: KVCache) -> None:
+    """Scales are scalars or one number per KV head, and only quantised caches have them.
+
+    Raises:
+        ValueError: naming the scale, its shape and what is accepted.
+    """
+    for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
+        if scale is None:
+            continue
+        shape = tuple(getattr(scale, "shape", ()))
+        if shape not in ((), (cache.num_kv_heads,)):
+            raise ValueError(
+                f"{name}: got shape {shape}, expected () or ({cache.num_kv_heads},) (num_kv_heads)"
+            )
+        if not is_quantized(cache.dtype):
+            raise ValueError(
+                f"{name}: given for a cache of {cache.dtype}, expected None unless the cache "
+                "is quantised (int8, float8)"
+            )
+        if name == "v_scale" and cache.layout.is_latent:
+            raise ValueError("v_scale: given for a latent cache, expected None: a value is a key")
+
+
+def check_write(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> None:
+    """Shapes and dtypes of new rows against the cache.
+
+    Raises:
+        ValueError: naming the argument, what it is and what was expected.
+    """
+    check_scales(cache)
+    if len(slot_mapping.shape) != 1 or dtype_name(slot_mapping.dtype) != "int32":
+        raise ValueError(
+            f"slot_mapping: got {dtype_name(slot_mapping.dtype)}{tuple(slot_mapping.shape)}, "
+            "expected int32 of one dimension"
+        )
+    cache.layout.check_rows(cache.sizes, key, value)
+    for name, rows in (("key", key), ("value", value)):
+        if rows is None:
+            continue
+        if rows.shape[0] != slot_mapping.shape[0]:
+            raise ValueError(
+                f"{name}: got {rows.shape[0]} tokens, expected {slot_mapping.shape[0]} as in "
+                "slot_mapping"
+            )
+        if dtype_name(rows.dtype) not in COMPUTE_DTYPES:
+            raise ValueError(
+                f"{name}: got dtype {dtype_name(rows.dtype)}, expected one of "
+                f"{', '.join(COMPUTE_DTYPES)}"
+            )
+
+
+def _rank(scale: Any) -> int:
+    return len(getattr(scale, "shape", ()))

@@ -1,0 +1,192 @@
+"""Which backends there are, and which of them serves an ask."""
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from paged.backends.api import AttentionOutput, Backend, UnsupportedError
+from paged.layouts import KVCache, Layout, get_layout
+from paged.metadata import AttentionMetadata
+from paged.spec import AttentionSpec, KVCacheSpec
+
+ENTRY_POINT_GROUP = "paged.backends"
+"""Third parties list `name = "package.module:Class"` under this group."""
+
+_BUILTIN = {
+    "xla": "paged.backends.xla:XlaBackend",
+    "reference": "paged.backends.reference:ReferenceBackend",
+}
+"""In order of priority: "auto" takes the first that can serve. Imported when first asked for."""
+
+TARGETS = ("cpu", "cuda", "rocm", "tpu")
+"""Platforms that a call may be compiled for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A backend that is listed but could not be imported.
+
+    Attributes:
+        name: what it is listed as.
+        reason: what is missing.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A backend chosen for a spec, a layout and a target, with its two calls bound to them.
+
+    Attributes:
+        backend: the one chosen.
+        spec: the attention it was chosen for.
+        layout: the layout its cache has.
+        target: the platform it was chosen for.
+        passed_over: backends of higher priority, with the reasons against each.
+    """
+
+    backend: Backend
+    spec: AttentionSpec
+    layout: Layout
+    target: str
+    passed_over: dict[str, list[str]] = field(default_factory=dict)
+
+    def allocate(
+        self, num_blocks: int, block_size: int, *, dtype: str = "float32", **arrays: Any
+    ) -> KVCache:
+        """A zero-filled cache for this spec; `arrays` as for `KVCache.allocate`."""
+        cache_spec = KVCacheSpec.of(self.spec, block_size=block_size, dtype=dtype)
+        reasons = self.backend.unsupported(
+            self.spec, self.layout, self.target, cache_spec=cache_spec
+        )
+        if reasons:
+            raise UnsupportedError(f"backend {self.backend.name}: {'; '.join(reasons)}")
+        return KVCache.allocate(cache_spec, self.layout, num_blocks, **arrays)
+
+    def write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
+        """See `Backend.write`."""
+        return self.backend.write(cache, key, value, slot_mapping)
+
+    def attend(
+        self, query: Any, cache: KVCache, metadata: AttentionMetadata, *, sinks: Any = None
+    ) -> AttentionOutput:
+        """See `Backend.attend`."""
+        return self.backend.attend(query, cache, metadata, self.spec, sinks=sinks)
+
+
+def backend_names() -> tuple[str, ...]:
+    """Every listed backend, by priority: this project's, then third parties' by name."""
+    return (*_BUILTIN, *(name for name in sorted(_third_party()) if name not in _BUILTIN))
+
+
+@functools.cache
+def load_backend(name: str) -> Backend | Unavailable:
+    """The backend of that name, imported when first asked for.
+
+    Raises:
+        ValueError: no backend of that name is listed.
+        TypeError: what is listed under the name is no backend.
+    """
+    third_party = _third_party()
+    if name in _BUILTIN:
+        where = _BUILTIN[name]
+    elif name in third_party:
+        where = third_party[name]
+    else:
+        raise ValueError(f"backend: got {name!r}, expected one of {', '.join(backend_names())}")
+    return import_backend(where, name)
+
+
+def import_backend(where: str, name: str | None = None) -> Backend | Unavailable:
+    """The backend at "package.module:Class", listed or not.
+
+    Raises:
+        ValueError: `where` is not of that form, or names nothing.
+        TypeError: what it names is no backend.
+    """
+    module_name, _, attribute = where.partition(":")
+    if not module_name or not attribute:
+        raise ValueError(f"backend: got {where!r}, expected package.module:Class")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        return Unavailable(name or where, f"needs {error.name}, which is not installed")
+    if not hasattr(module, attribute):
+        raise ValueError(f"backend: {module_name} has no {attribute!r}")
+    found = getattr(module, attribute)
+    backend = found() if inspect.isclass(found) else found
+    if not isinstance(backend, Backend):
+        missing = [member for member in _MEMBERS if not hasattr(backend, member)]
+        raise TypeError(f"backend: {where} is no backend, it lacks {', '.join(missing)}")
+    return backend
+
+
+_MEMBERS = ("name", "platform", "layouts", "unsupported", "write", "attend")
+
+
+def resolve(
+    spec: AttentionSpec,
+    *,
+    layout: str | Layout = "auto",
+    target: str | None = None,
+    backend: str | Backend = "auto",
+    cache_spec: KVCacheSpec | None = None,
+    query_dtype: str | None = None,
+) -> Resolution:
+    """Finds a backend that serves a spec on a layout and a platform.
+
+    Args:
+        spec: the attention asked for.
+        layout: a name, a `Layout`, or "auto" for the backend's preferred one.
+        target: platform to compile for, one of `TARGETS`; JAX's default device by default.
+        backend: a name or an instance, which is strict; "auto" takes the first by priority that
+            gives no reason against.
+        cache_spec: block size and storage type, where they are known already.
+        query_dtype: dtype of the queries, where it is known already.
+
+    Raises:
+        UnsupportedError: the named backend cannot serve, with its reasons; or, for "auto", none
+            can, with the reasons of each.
+        ValueError: an unknown name.
+    """
+    target = target or _default_target()
+    if target not in TARGETS:
+        raise ValueError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
+    wanted = None if layout == "auto" else get_layout(layout)
+    passed_over: dict[str, list[str]] = {}
+    candidates = backend_names() if isinstance(backend, str) and backend == "auto" else (backend,)
+    for candidate in candidates:
+        loaded = load_backend(candidate) if isinstance(candidate, str) else candidate
+        if isinstance(loaded, Unavailable):
+            passed_over[loaded.name] = [loaded.reason]
+            continue
+        tried = loaded.layouts if wanted is None else (wanted,)
+        reasons: list[str] = []
+        for choice in tried:
+            against = loaded.unsupported(
+                spec, choice, target, cache_spec=cache_spec, query_dtype=query_dtype
+            )
+            if not against:
+                return Resolution(loaded, spec, choice, target, passed_over)
+            reasons += [reason for reason in against if reason not in reasons]
+        passed_over[loaded.name] = reasons
+    listed = " | ".join(f"{name}: {'; '.join(why)}" for name, why in passed_over.items())
+    asked = "any layout" if wanted is None else f"layout {wanted.name}"
+    raise UnsupportedError(f"backend: none serves {asked} on {target} ({listed})")
+
+
+def _default_target() -> str:
+    platform = jax.default_backend()
+    return "cuda" if platform == "gpu" else platform
+
+
+def _third_party() -> dict[str, str]:
+    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return {point.name: point.value for point in found}
