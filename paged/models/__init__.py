@@ -1,0 +1,35 @@
+"""Decoders of the Llama family in flax nnx, from Hugging Face checkpoints.
+
+    model = load_model("tiny-gqa", dtype="float32")
+    hidden = model(tokens, positions, attention)
+    logits = model.logits(hidden)
+
+A model calls `attention(layer, query, key, value)` and knows no cache and no layout.
+"""
+
+from paged.models.attention import Attention, DenseAttention
+from paged.models.builtin import builtin_models, resolve_model
+from paged.models.checkpoint import load_config, load_model, save_model
+from paged.models.config import ModelConfig
+from paged.models.hf_config import ARCHITECTURES, config_from_hf, config_to_hf
+from paged.models.rope import RopeConfig
+from paged.models.tokenizer import Tokenizer, load_tokenizer
+from paged.models.transformer import Transformer
+
+__all__ = [
+    "ARCHITECTURES",
+    "Attention",
+    "DenseAttention",
+    "ModelConfig",
+    "RopeConfig",
+    "Tokenizer",
+    "Transformer",
+    "builtin_models",
+    "config_from_hf",
+    "config_to_hf",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "resolve_model",
+    "save_model",
+]

@@ -1,0 +1,316 @@
+"""Train the tiny model that ships with the package, on any text file, on one CPU core.
+
+    python scripts/train_tiny.py TEXT --out DIR        train, evaluate and save
+    python scripts/train_tiny.py TEXT --evaluate DIR   evaluate a saved model on TEXT's last tenth
+
+The tokenizer (byte-level BPE) and the weights see the first nine tenths of TEXT only. The figure
+is nats per byte of the last tenth: every token of it is scored, with 128 to 255 tokens of context
+where there are so many, and the very first at log(vocab_size). It is measured on the weights as
+saved, rounded to bfloat16. DIR gets config.json, model.safetensors, tokenizer.json and
+training.json, which says what it took. Needs the extra `train` (optax).
+"""
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tokenizers
+from flax import nnx
+
+from paged.models import (
+    DenseAttention,
+    ModelConfig,
+    Transformer,
+    load_model,
+    load_tokenizer,
+    save_model,
+)
+
+EVAL_CONTEXT = 256
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training at one sequence length."""
+
+    steps: int
+    batch: int
+    context: int
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The flags; every default is what the shipped model was made with."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("text", type=Path, help="a text file, utf-8")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--out", type=Path, metavar="DIR", help="train and save here")
+    target.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate this model")
+    parser.add_argument("--vocab-size", type=int, default=512, help="bytes and merges together")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--intermediate", type=int, default=352)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=8, help="query heads, 4 for each KV head")
+    parser.add_argument("--steps", type=int, default=12000, help="optimizer steps in all")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of 128 tokens a step")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="peak; cosine to 0")
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.1, help="of each matrix's input rows")
+    parser.add_argument("--seed", type=int, default=0, help="weights, crops and dropout")
+    parser.add_argument("--report-every", type=int, default=500, help="steps between two lines")
+    return parser.parse_args()
+
+
+def split_text(path: Path) -> tuple[str, str]:
+    """The first nine tenths and the last tenth, by characters."""
+    text = path.read_text(encoding="utf-8")
+    cut = round(len(text) * (1 - HELD_OUT))
+    return text[:cut], text[cut:]
+
+
+def train_tokenizer(text: str, vocab_size: int) -> tokenizers.Tokenizer:
+    """Byte-level BPE: all 256 bytes are tokens, so any text survives the round trip."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return tokenizer
+
+
+def crops(tokens: np.ndarray, phase: Phase, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """Batches [batch, context + 1] of uniformly placed pieces of the text, without end."""
+    offsets = np.arange(phase.context + 1)
+    while True:
+        starts = random.integers(0, len(tokens) - phase.context, size=phase.batch)
+        yield tokens[starts[:, None] + offsets]
+
+
+def token_nats(model: Transformer, tokens: jax.Array) -> jax.Array:
+    """Minus log probability of each token but the first, [batch, context + 1] to [batch, context].
+
+    The model takes one sequence without a cache; `vmap` makes it a batch.
+    """
+    attention = DenseAttention(model.attention_specs)
+
+    def one(sequence: jax.Array) -> jax.Array:
+        hidden = model(sequence[:-1], jnp.arange(len(sequence) - 1), attention)
+        return optax.softmax_cross_entropy_with_integer_labels(model.logits(hidden), sequence[1:])
+
+    return jax.vmap(one)(tokens)
+
+
+def drop_rows(state: dict, rate: float, key: jax.Array) -> dict:
+    """Dropout on the input rows of every layer's matrices, one draw a step for the whole batch.
+
+    The same as dropping the layer's input features, without a hook inside the model and without
+    drawing a number per activation, which on a CPU would cost more than it brings.
+    """
+    flat, tree = jax.tree_util.tree_flatten_with_path(state)
+    keys = jax.random.split(key, len(flat))
+    dropped = []
+    for (path, value), row_key in zip(flat, keys, strict=True):
+        names = [getattr(entry, "key", None) for entry in path]
+        if "layers" in names and "kernel" in names:
+            keep = jax.random.bernoulli(row_key, 1 - rate, (value.shape[0], 1))
+            value = jnp.where(keep, value / (1 - rate), 0)
+        dropped.append(value)
+    return jax.tree_util.tree_unflatten(tree, dropped)
+
+
+def nats_per_byte(model: Transformer, tokens: np.ndarray, num_bytes: int) -> float:
+    """Mean over all of `tokens`: windows overlap by half, and each token is scored once."""
+    stride = EVAL_CONTEXT // 2
+    padded = np.pad(tokens, (0, EVAL_CONTEXT), constant_values=0)
+    score = nnx.jit(token_nats)
+    total = math.log(model.config.vocab_size)
+    starts = range(0, len(tokens) - 1, stride)
+    for first in range(0, len(starts), 16):
+        group = list(starts[first : first + 16])
+        windows = np.stack([padded[s : s + EVAL_CONTEXT + 1] for s in group])
+        windows = np.pad(windows, ((0, 16 - len(group)), (0, 0)))
+        for start, nats in zip(group, np.asarray(score(model, jnp.asarray(windows))), strict=False):
+            # Window `start` predicts tokens start+1 ..; its first half was scored by the last one.
+            done = 0 if start == 0 else stride
+            last = min(EVAL_CONTEXT, len(tokens) - 1 - start)
+            total += float(nats[done:last].sum(dtype=np.float64))
+    return total / num_bytes
+
+
+def rounded(model: Transformer) -> Transformer:
+    """A copy whose weights are bfloat16 values, held in float32: what a saved model computes."""
+    graph, state = nnx.split(model)
+    return nnx.merge(
+        graph, jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), state)
+    )
+
+
+def sample(model: Transformer, tokenizer, prompt: str, length: int, seed: int) -> str:
+    """`length` tokens after `prompt` at temperature 0.8, recomputing the prefix every time."""
+    tokens = tokenizer.encode(prompt).ids
+    random = np.random.default_rng(seed)
+    attention = DenseAttention(model.attention_specs)
+
+    @nnx.jit
+    def next_logits(model, window, last):
+        return model.logits(model(window, jnp.arange(EVAL_CONTEXT), attention)[last])
+
+    for _ in range(length):
+        recent = tokens[-EVAL_CONTEXT:]
+        window = np.pad(recent, (0, EVAL_CONTEXT - len(recent)))
+        logits = np.asarray(next_logits(model, jnp.asarray(window), len(recent) - 1)) / 0.8
+        noise = random.gumbel(size=logits.shape)
+        tokens.append(int(np.argmax(logits + noise)))
+    return tokenizer.decode(tokens)
+
+
+def train(model: Transformer, train_ids, held_out_ids, held_out_bytes: int, options) -> list[dict]:
+    """Train in place; returns the lines of progress."""
+    # Three quarters at 128 tokens, where a step is cheapest per token, then the length it ships
+    # with. A step is 2,048 tokens either way.
+    long = options.steps // 4
+    phases = [
+        Phase(options.steps - long, options.batch, 128),
+        Phase(long, max(1, options.batch // 2), 256),
+    ]
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, options.learning_rate, min(200, options.steps // 10), options.steps
+    )
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(
+            schedule,
+            b1=0.9,
+            b2=0.99,
+            weight_decay=options.weight_decay,
+            mask=lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree),
+        ),
+    )
+    graph, variables = nnx.split(model)
+    state = nnx.to_pure_dict(variables)
+    optimizer_state = optimizer.init(state)
+
+    @jax.jit
+    def step(state, optimizer_state, tokens, key):
+        def loss(state):
+            dropped = drop_rows(state, options.dropout, key)
+            return token_nats(nnx.merge(graph, dropped), tokens).mean()
+
+        value, gradient = jax.value_and_grad(loss)(state)
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, state)
+        return optax.apply_updates(state, updates), optimizer_state, value
+
+    random, key = np.random.default_rng(options.seed), jax.random.key(options.seed)
+    history, losses, number, start = [], [], 0, time.perf_counter()
+    for phase in phases:
+        batches = crops(train_ids, phase, random)
+        for _ in range(phase.steps):
+            tokens = jnp.asarray(next(batches))
+            state, optimizer_state, value = step(
+                state, optimizer_state, tokens, jax.random.fold_in(key, number)
+            )
+            losses.append(value)
+            number += 1
+            if number % options.report_every and number != options.steps:
+                continue
+            nnx.update(model, state)
+            line = {
+                "step": number,
+                "seconds": round(time.perf_counter() - start, 1),
+                "train_nats_per_token": round(float(np.mean(jax.device_get(losses))), 4),
+                "nats_per_byte": round(
+                    nats_per_byte(rounded(model), held_out_ids, held_out_bytes), 4
+                ),
+            }
+            losses = []
+            history.append(line)
+            print(json.dumps(line), flush=True)
+    return history
+
+
+def make(options: argparse.Namespace) -> None:
+    """Train, save, then evaluate what was saved."""
+    started = time.perf_counter()
+    train_text, held_out_text = split_text(options.text)
+    tokenizer = train_tokenizer(train_text, options.vocab_size)
+    train_ids = np.array(tokenizer.encode(train_text).ids, np.int32)
+    held_out_ids = np.array(tokenizer.encode(held_out_text).ids, np.int32)
+    held_out_bytes = len(held_out_text.encode())
+
+    config = ModelConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=options.hidden,
+        intermediate_size=options.intermediate,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        num_kv_heads=options.heads // 4,
+        head_dim=options.hidden // options.heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    model = Transformer(config, rngs=nnx.Rngs(options.seed))
+    parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    print(
+        f"{parameters:,} parameters, {len(train_ids):,} tokens, "
+        f"{len(train_text.encode()) / len(train_ids):.2f} bytes per token",
+        flush=True,
+    )
+
+    history = train(model, train_ids, held_out_ids, held_out_bytes, options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(options.out / "tokenizer.json"), pretty=False)
+    graph, state = nnx.split(model)
+    save_model(nnx.merge(graph, jax.tree.map(lambda x: x.astype(jnp.bfloat16), state)), options.out)
+    saved = load_model(options.out, dtype=jnp.float32)
+    record = {
+        "nats_per_byte": round(nats_per_byte(saved, held_out_ids, held_out_bytes), 4),
+        "held_out_bytes": held_out_bytes,
+        "parameters": parameters,
+        "train_tokens": len(train_ids),
+        "steps": options.steps,
+        "tokens_seen": options.steps * options.batch * 128,
+        "trained_context": EVAL_CONTEXT,
+        "final_train_nats_per_token": history[-1]["train_nats_per_token"],
+        "seconds": round(time.perf_counter() - started),
+        "seed": options.seed,
+        "command": "python scripts/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "versions": {
+            "jax": jax.__version__,
+            "optax": optax.__version__,
+            "python": platform.python_version(),
+        },
+        "history": history,
+    }
+    (options.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in record.items() if k != "history"}, indent=1))
+    print(sample(saved, tokenizer, "First Citizen:\n", 200, seed=0))
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Print a saved model's nats per byte on the last tenth of the text."""
+    _, held_out = split_text(options.text)
+    model = load_model(options.evaluate, dtype=jnp.float32)
+    ids = np.array(load_tokenizer(options.evaluate).encode(held_out), np.int32)
+    figure = nats_per_byte(model, ids, len(held_out.encode()))
+    print(json.dumps({"nats_per_byte": round(figure, 4), "held_out_bytes": len(held_out.encode())}))
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments()
+    make(arguments) if arguments.out else evaluate(arguments)
