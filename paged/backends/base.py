@@ -71,12 +71,14 @@ class KernelBackend(ABC):
     """A `Backend` whose refusals follow from declared capabilities.
 
     A subclass states `name`, `platform`, `layouts` and `capabilities` and implements `_write` and
-    `_attend`, which see only asks that were checked.
+    `_attend`, which see only asks that were checked. One that reads its cache only through what
+    a `Layout` offers sets `any_layout`, and serves users' own layouts too.
     """
 
     name: ClassVar[str]
     platform: ClassVar[str]
     layouts: ClassVar[tuple[Layout, ...]]
+    any_layout: ClassVar[bool] = False
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     def unsupported(
@@ -92,7 +94,7 @@ class KernelBackend(ABC):
         reasons: list[str] = []
         if self.platform not in ("any", target):
             reasons.append(f"runs on {self.platform}, not on {target}")
-        if layout not in self.layouts:
+        if not self._reads(layout):
             known = ", ".join(known.name for known in self.layouts)
             reasons.append(f"no layout {layout.name}, accepted: {known}")
         elif layout.is_latent != spec.is_latent:
@@ -104,7 +106,7 @@ class KernelBackend(ABC):
 
     def write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         """See `Backend.write`."""
-        reasons = [] if cache.layout in self.layouts else [f"no layout {cache.layout.name}"]
+        reasons = [] if self._reads(cache.layout) else [f"no layout {cache.layout.name}"]
         if cache.dtype not in self.capabilities.cache_dtypes:
             reasons.append(f"no cache dtype {cache.dtype}")
         self._refuse(reasons)
@@ -138,6 +140,9 @@ class KernelBackend(ABC):
         check_scales(cache)
         check_sinks(sinks, spec)
         return self._attend(query, cache, metadata, spec, sinks)
+
+    def _reads(self, layout: Layout) -> bool:
+        return self.any_layout or layout in self.layouts
 
     def _refuse(self, reasons: list[str]) -> None:
         if reasons:
