@@ -6,6 +6,7 @@ from typing import Any
 import einops
 import numpy as np
 
+from paged.dtypes import dtype_name
 from paged.layouts import arrays
 from paged.layouts.catalog import get_layout
 from paged.layouts.layout import Layout
@@ -57,7 +58,7 @@ def share_pool(pool: Any, spec: KVCacheSpec, layouts: Sequence[str | Layout]) ->
 
     Raises:
         ValueError: a layout whose blocks are not contiguous: block N of one would be block 2N of
-            the other, and writes would destroy each other.
+            the other, and writes would destroy each other. Or a pool of another type or length.
     """
     resolved = [get_layout(layout) for layout in layouts]
     for layout in resolved:
@@ -66,6 +67,8 @@ def share_pool(pool: Any, spec: KVCacheSpec, layouts: Sequence[str | Layout]) ->
                 f"layouts: {layout.name} ({layout.pattern}) may not share a pool, expected "
                 "layouts with 'block' outermost"
             )
+    if dtype_name(pool.dtype) != spec.dtype:
+        raise ValueError(f"pool: got dtype {dtype_name(pool.dtype)}, expected {spec.dtype}")
     block_values = spec.block_size * spec.values_per_token
     if len(arrays.shape(pool)) != 1 or pool.shape[0] % block_values:
         raise ValueError(

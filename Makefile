@@ -1,0 +1,58 @@
+# Two commands do everything on a fresh machine with Python: `make demo` and `make test`.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+LATEST_PYTHON ?= $(shell ls $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python 2>/dev/null | sort -V | tail -n 1 | grep . || command -v python3.14 || command -v python3.13 || command -v python3.12)
+VENV := .venv
+BIN := $(VENV)/bin
+# jax looks for accelerators at start; the tests and the demo are for the CPU.
+export JAX_PLATFORMS ?= cpu
+PYTEST_ARGS ?=
+
+.PHONY: demo test test-full test-latest lint types format clean
+
+demo: $(VENV)/.run
+	$(BIN)/paged demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" $(PYTEST_ARGS)
+
+test-full: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# The newest jax on a newer Python. No torch in this lane: there is no small build of it there.
+test-latest:
+ifeq ($(strip $(LATEST_PYTHON)),)
+	@echo "test-latest skipped: no Python 3.12 or newer found (set LATEST_PYTHON=/path/to/python)"
+else
+	$(LATEST_PYTHON) -m venv .venv-latest
+	.venv-latest/bin/python -m pip install --quiet --upgrade pip
+	.venv-latest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e ".[test]"
+	.venv-latest/bin/python -c "import sys, jax; print('Python', sys.version.split()[0], 'jax', jax.__version__)"
+	.venv-latest/bin/python -m pytest -n 2 --dist worksteal -m "not full" $(PYTEST_ARGS)
+endif
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv-latest build dist *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@ $(VENV)/.run
