@@ -1,0 +1,160 @@
+"""The device's side of the engine: parameters, caches and the compiled step."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int32
+
+from paged.backends import Resolution
+from paged.engine.inputs import StepShape, pack, resolve_tokens, unpack
+from paged.engine.sampler import sample
+from paged.engine.scheduler import Scheduled
+from paged.layouts import KVCache
+from paged.metadata import MetadataBuilder
+from paged.models.paged_attention import PagedAttention
+from paged.models.transformer import Transformer
+
+
+class Moment(NamedTuple):
+    """A point in time, and how much had been spent on compilation by then, in seconds."""
+
+    clock: float
+    compile_seconds: float
+
+    def until(self, later: "Moment") -> float:
+        """Seconds between the two, compilation not counted."""
+        return later.clock - self.clock - (later.compile_seconds - self.compile_seconds)
+
+
+class InFlight:
+    """A step that was dispatched and may still run.
+
+    Attributes:
+        parts: what ran, in the order of the sampled rows.
+        is_decode: whether all of it were decodes.
+        num_tokens: tokens that ran, padding not counted.
+        started: when it was handed over.
+    """
+
+    def __init__(
+        self,
+        parts: list[Scheduled],
+        sampled: Int32[Array, " S"],
+        *,
+        is_decode: bool,
+        started: Moment,
+    ) -> None:
+        self.parts = parts
+        self.is_decode = is_decode
+        self.num_tokens = sum(part.count for part in parts)
+        self.started = started
+        self._sampled = sampled
+
+    def sampled(self) -> list[int]:
+        """The token of each part, once the step has run; of no use but for last chunks."""
+        return np.asarray(self._sampled)[: len(self.parts)].tolist()
+
+
+class Runner:
+    """Runs steps: one dispatch each, and nothing is read back before somebody asks.
+
+    A step leaves on the device what each row sampled, and the next step reads it there. So it may
+    be dispatched before the host knows those tokens.
+
+    Args:
+        model: its parameters are used as they are.
+        resolutions: one per layer.
+        num_blocks: blocks of each layer's cache, the null block included.
+        block_size: tokens per block.
+        max_num_seqs: rows of the block table.
+        cache_dtype: storage type of the caches by name.
+
+    Attributes:
+        compile_seconds: time spent to trace, lower and compile.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        resolutions: Sequence[Resolution],
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        cache_dtype: str,
+    ) -> None:
+        self.compile_seconds = 0.0
+        self._resolutions = tuple(resolutions)
+        self._block_size = block_size
+        self._builder = MetadataBuilder(block_size)
+        # Flat arrays: to take a tree of modules apart costs more at each call than a small step.
+        self._graph, state = nnx.split(model)
+        self._params, self._params_tree = jax.tree.flatten(state)
+        self._caches: Sequence[KVCache] = tuple(
+            resolution.allocate(num_blocks, block_size, dtype=cache_dtype)
+            for resolution in resolutions
+        )
+        self._sampled = jnp.zeros(max_num_seqs, jnp.int32)
+        self._jitted = jax.jit(self._step, static_argnums=0, donate_argnums=(2, 3))
+        self._compiled: dict[StepShape, Any] = {}
+
+    @property
+    def num_compiled_shapes(self) -> int:
+        """Programs compiled so far."""
+        return len(self._compiled)
+
+    def dispatch(
+        self, step: Sequence[Scheduled], block_table: Int32[np.ndarray, "rows blocks"]
+    ) -> InFlight:
+        """Start a step and return at once.
+
+        Args:
+            step: at least one part.
+            block_table: the blocks of every row; not kept.
+        """
+        shape, packed, ordered = pack(step, builder=self._builder, block_table=block_table)
+        program = self.compile(shape)
+        # Donated: the old caches are gone once the call returns, whether it succeeds or not.
+        self._caches, self._sampled, tokens = program(
+            self._params, self._caches, self._sampled, packed
+        )
+        return InFlight(ordered, tokens, is_decode=shape.is_decode, started=self.now())
+
+    def now(self) -> Moment:
+        """This moment, to measure steps by."""
+        return Moment(time.perf_counter(), self.compile_seconds)
+
+    def compile(self, shape: StepShape) -> Any:
+        """The program for a shape, compiled when first asked for."""
+        program = self._compiled.get(shape)
+        if program is None:
+            started = time.perf_counter()
+            packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
+            lowered = self._jitted.lower(shape, self._params, self._caches, self._sampled, packed)
+            program = self._compiled[shape] = lowered.compile()
+            self.compile_seconds += time.perf_counter() - started
+        return program
+
+    def _step(
+        self,
+        shape: StepShape,
+        params: list[Array],
+        caches: Sequence[KVCache],
+        sampled: Int32[Array, " rows"],
+        packed: Int32[Array, " size"],
+    ) -> tuple[tuple[KVCache, ...], Int32[Array, " rows"], Int32[Array, " S"]]:
+        model = nnx.merge(self._graph, jax.tree.unflatten(self._params_tree, params))
+        inputs = unpack(shape, packed, self._block_size)
+        attention = PagedAttention(self._resolutions, caches, inputs.metadata)
+        tokens = resolve_tokens(inputs.tokens, sampled)
+        hidden = model(tokens, inputs.positions, attention)
+        # Only a row's last token is asked for its successor: logits are the widest array there is.
+        logits = model.logits(hidden[inputs.last_tokens])
+        chosen = sample(logits, inputs.sampling, is_filtered=shape.mode == "filtered")
+        sampled = sampled.at[inputs.rows].set(chosen, mode="drop")
+        return tuple(attention.caches), sampled, chosen

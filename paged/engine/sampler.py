@@ -1,0 +1,87 @@
+"""Choosing the next tokens, inside the compiled step: logits never leave the device."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+SamplingMode = Literal["greedy", "plain", "filtered"]
+"""What the rows of a step need at most. It is static: a greedy step draws no random numbers, and
+only a filtered one sorts the vocabulary. A row's token is the same under every mode that serves
+it."""
+
+
+class RowSampling(NamedTuple):
+    """The sampling parameters of each row of a step.
+
+    Attributes:
+        temperature: `[S]` float32; 0 is greedy.
+        top_p: `[S]` float32; 1 keeps all.
+        top_k: `[S]` int32; 0 keeps all.
+        seed: `[S, 2]` uint32, the high and the low word of the request's seed.
+        output_index: `[S]` int32, how many tokens the request has generated before this one.
+    """
+
+    temperature: Float[Array, " S"]
+    top_p: Float[Array, " S"]
+    top_k: Int[Array, " S"]
+    seed: UInt32[Array, "S 2"]
+    output_index: Int[Array, " S"]
+
+
+def sample(
+    logits: Float[Array, "S vocab"], rows: RowSampling | None, *, is_filtered: bool = True
+) -> Int[Array, " S"]:
+    """One token for each row, int32.
+
+    Args:
+        logits: float32.
+        rows: None where every row is greedy.
+        is_filtered: False where no row has a top_k or a top_p, which saves a sort.
+
+    Random numbers depend on (seed, output_index) alone, so that a request gets the same tokens in any
+    company, in any row, and after any preemption.
+    """
+    largest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if rows is None:
+        return largest
+    is_greedy = rows.temperature == 0
+    scaled = logits / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
+    # Adding Gumbel noise and taking the largest draws from the softmax.
+    noise = _noise(rows, logits.shape[-1])
+    if is_filtered:
+        drawn = _draw_filtered(scaled, noise, rows)
+    else:
+        drawn = jnp.argmax(scaled + noise, axis=-1)
+    return jnp.where(is_greedy, largest, drawn.astype(jnp.int32))
+
+
+def _noise(rows: RowSampling, vocab: int) -> Float[Array, "S vocab"]:
+    def of_row(seed: Array, index: Array) -> Array:
+        # Named, so that JAX's configured default generator does not change anybody's tokens.
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        return jax.random.gumbel(jax.random.fold_in(key, index), (vocab,))
+
+    return jax.vmap(of_row)(rows.seed, rows.output_index)
+
+
+def _draw_filtered(
+    scaled: Float[Array, "S vocab"], noise: Float[Array, "S vocab"], rows: RowSampling
+) -> Int[Array, " S"]:
+    # Everything in order of falling probability; noise travels with its token, so that a row
+    # without filters draws what it would draw in plain mode.
+    order = jnp.argsort(-scaled, axis=-1, stable=True)
+    ordered = jnp.take_along_axis(scaled, order, axis=-1)
+    rank = jnp.arange(scaled.shape[-1])
+    top_k = jnp.where(rows.top_k == 0, scaled.shape[-1], rows.top_k)
+    is_kept = rank < top_k[:, None]
+    probabilities = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf), axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    # Rounding may bring the sum to 1 before the last token: top_p 1 rules nothing out. The first
+    # stays in any case.
+    top_p = jnp.where(rows.top_p >= 1, jnp.inf, rows.top_p)[:, None]
+    is_kept &= (before < top_p) | (rank == 0)
+    candidates = ordered + jnp.take_along_axis(noise, order, axis=-1)
+    best = jnp.argmax(jnp.where(is_kept, candidates, -jnp.inf), axis=-1)
+    return jnp.take_along_axis(order, best[:, None], axis=-1)[:, 0]

@@ -1,0 +1,75 @@
+"""`SamplingParams`: how one request chooses its tokens and when it ends."""
+
+import math
+from dataclasses import dataclass
+
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request chooses its tokens and when it ends.
+
+    Filters apply in this order: temperature, top_k, top_p over what top_k left.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the largest logit (greedy).
+        top_k: only the k largest logits stay; 0 keeps all.
+        top_p: of those, the fewest whose probabilities add up to p stay, always at least one.
+        seed: makes the request's tokens repeatable, whatever runs beside it; None draws one.
+        max_tokens: most tokens to generate.
+        stop: strings that end the text; a single string is taken as one of them. The text ends
+            before the string, the token that completed it is the last of the token ids.
+        stop_token_ids: tokens that end the request besides the model's own end tokens. The token
+            is the last of the token ids and no part of the text.
+        ignore_eos: whether the model's own end tokens are tokens like others.
+
+    Raises:
+        ValueError: a field out of range, naming the field, its value and what is accepted.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(
+                f"temperature: got {self.temperature}, expected a finite number of at least 0"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: got {self.top_p}, expected 0 < top_p <= 1")
+        _require_integer("top_k", self.top_k, 0, 2**31 - 1)
+        _require_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if self.seed is not None:
+            _require_integer("seed", self.seed, 0, MAX_SEED)
+        for index, text in enumerate(stop):
+            if not isinstance(text, str) or not text:
+                raise ValueError(
+                    f"stop[{index}]: got {text!r}, expected a string that is not empty"
+                )
+        for index, token in enumerate(self.stop_token_ids):
+            _require_integer(f"stop_token_ids[{index}]", token, 0, 2**31 - 1)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the largest logit is taken, so that nothing is random."""
+        return self.temperature == 0
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some tokens are ruled out before one is drawn."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1)
+
+
+def _require_integer(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name}: got {value!r}, expected an integer from {low} to {high}")

@@ -1,0 +1,45 @@
+"""What an engine has done so far."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts and times since the engine was made.
+
+    Times are of steps, from the end of the one before to the end of this one, without compilation.
+    A step that mixes decodes with pieces of prompts counts as prefill.
+
+    Attributes:
+        prompt_tokens: tokens of all prompts that were accepted.
+        output_tokens: tokens generated.
+        steps: steps read back.
+        decode_steps: those in which every request had one token.
+        computed_tokens: tokens run through the model, recomputed ones included.
+        prefill_seconds: time in steps with pieces of prompts.
+        decode_seconds: time in steps that were all decodes.
+        preemptions: times that a request lost its blocks.
+        compile_seconds: time spent to compile.
+        compiled_shapes: programs compiled.
+    """
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    decode_steps: int = 0
+    computed_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    preemptions: int = 0
+    compile_seconds: float = 0.0
+    compiled_shapes: int = 0
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Generated tokens per second of all steps; 0 before the first."""
+        seconds = self.prefill_seconds + self.decode_seconds
+        return self.output_tokens / seconds if seconds else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """All of it, for JSON."""
+        return {**asdict(self), "output_tokens_per_second": self.output_tokens_per_second}
