@@ -76,7 +76,8 @@ class DenseAttention:
         logits = jnp.einsum("tkgd,skd->kgts", grouped, key.astype(jnp.float32)) * spec.scale
         if spec.soft_cap is not None:
             logits = spec.soft_cap * jnp.tanh(logits / spec.soft_cap)
-        logits = jnp.where(causal_mask(tokens, spec.window), logits, -jnp.inf)
+        seen = causal_mask(tokens, spec.window)[None, None]
+        logits = jnp.where(seen, logits, -jnp.inf)
         if sinks is None:
             weights = jax.nn.softmax(logits, axis=-1)
         else:

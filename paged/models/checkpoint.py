@@ -67,8 +67,8 @@ def load_model(
         model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype))
         graph, state = nnx.split(model)
         loaded = {
-            where: variable.replace(jnp.asarray(_assemble(table[where], tensors, dtype)))
-            for where, variable in nnx.to_flat_state(state)
+            path: variable.replace(jnp.asarray(_assemble(table[path], tensors, dtype)))
+            for path, variable in nnx.to_flat_state(state)
         }
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 

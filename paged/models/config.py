@@ -1,6 +1,6 @@
 """One description of a decoder of the Llama family; its members differ in data, not in code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paged.models.rope import RopeConfig
 from paged.spec import AttentionSpec
@@ -47,7 +47,7 @@ class ModelConfig:
     architecture: str = "LlamaForCausalLM"
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = field(default_factory=RopeConfig)
     windows: tuple[int | None, ...] = ()
     qkv_bias: bool = False
     output_bias: bool = False

@@ -5,10 +5,11 @@ Hugging Face keeps one matrix [out, in] per projection; a `Transformer` keeps fu
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from paged.models.config import ModelConfig
 
-ParameterPath = tuple[str | int, ...]
+ParameterPath = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """The product in x's dtype."""
         y = x @ self.kernel[...]
-        return y if self.bias is None else y + self.bias[...]
+        return y if self.bias is None else y + jnp.broadcast_to(self.bias[...], y.shape)
 
 
 class RMSNorm(nnx.Module):
@@ -44,7 +44,8 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.eps)
-        return (normed * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+        weight = jnp.broadcast_to(self.weight[...].astype(jnp.float32), x.shape)
+        return (normed * weight).astype(x.dtype)
 
 
 class Embedding(nnx.Module):

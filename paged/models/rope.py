@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864) in the half-split form of the Llama family.
+"""Rotary position embedding (RoFormer, arXiv:2104.09864), the half-split form of the Llamas.
 
 Entry i of a head turns together with entry i + head_dim/2, by position * frequency i.
 """
@@ -75,7 +75,7 @@ def rotation(
     positions: Int[Array, "tokens"], frequencies: Float[np.ndarray, "pairs"]
 ) -> tuple[Float[Array, "tokens 1 pairs"], Float[Array, "tokens 1 pairs"]]:
     """Cosine and sine of every token's angles, fp32, with an axis of one for the heads."""
-    angles = positions.astype(jnp.float32)[:, None, None] * frequencies
+    angles = positions.astype(jnp.float32)[:, None, None] * frequencies[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 
 

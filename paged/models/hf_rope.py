@@ -1,0 +1,59 @@
+"""Rotary embedding as Hugging Face configs spell it, in both of their spellings.
+
+transformers 5 writes one object `rope_parameters`; before it there were `rope_theta` and
+`rope_scaling`, whose type was called `type` at first and `rope_type` later.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paged.models.hf_keys import Keys
+from paged.models.rope import RopeConfig
+
+_DEFAULT_THETA = 10000.0
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_ARGUMENTS = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
+"""What each rope type must come with."""
+
+
+def read_rope(keys: Keys) -> RopeConfig:
+    """The rotary embedding of a config.
+
+    Raises:
+        ValueError: a type that is not implemented, an argument that is missing or unknown, or two
+            spellings that disagree; the key, its value and what is supported are named.
+    """
+    new, old = keys.get("rope_parameters"), keys.get("rope_scaling")
+    if new is not None and old is not None:
+        raise ValueError(f"rope_scaling: got {old!r} beside rope_parameters, expected one of them")
+    field = "rope_scaling" if new is None else "rope_parameters"
+    values = old or {} if new is None else new
+    if not isinstance(values, Mapping) or any(isinstance(v, Mapping) for v in values.values()):
+        raise ValueError(f"{field}: got {values!r}, expected one object for all layers")
+
+    inner = Keys(values, f"{field}.")
+    theta = inner.number("rope_theta", keys.number("rope_theta", _DEFAULT_THETA))
+    if keys.number("rope_theta", theta) != theta:
+        raise ValueError(f"rope_theta: got {keys.get('rope_theta')}, but {field} has {theta}")
+    # Only an object that says nothing but the base may leave its type out.
+    plain = "default" if set(values) <= {"rope_theta"} else None
+    rope_type = inner.get("rope_type", inner.get("type", plain))
+    if rope_type not in _ARGUMENTS:
+        raise ValueError(
+            f"{field}.rope_type: got {rope_type!r}, supported are {', '.join(_ARGUMENTS)}"
+        )
+    arguments: dict[str, Any] = {
+        name: inner.integer(name) if name.startswith("original_max") else inner.number(name)
+        for name in _ARGUMENTS[rope_type]
+    }
+    inner.refuse_unread()
+    return RopeConfig(theta=theta, rope_type=rope_type, **arguments)
+
+
+def write_rope(rope: RopeConfig) -> dict[str, Any]:
+    """The config keys, in the older spelling: transformers 5 still reads it, 4 reads no other."""
+    scaling = {name: getattr(rope, name) for name in _ARGUMENTS[rope.rope_type]}
+    return {
+        "rope_theta": rope.theta,
+        "rope_scaling": {"rope_type": rope.rope_type, **scaling} if scaling else None,
+    }

@@ -1,0 +1,77 @@
+"""Tiny random Hugging Face checkpoints, written by transformers itself.
+
+Not a test module: tests of the models and of the engine both build their peers here.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    # Short, so that some pairs are stretched, some kept and some in between.
+    "original_max_position_embeddings": 64,
+}
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+_OWN: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 7},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {"head_dim": 20},
+}
+
+ARCHITECTURES = tuple(_OWN)
+
+
+def save_tiny(
+    architecture: str,
+    folder: str | Path,
+    *,
+    dtype: str = "float32",
+    max_shard_size: str | int = "5GB",
+    seed: int = 0,
+    **overrides: Any,
+) -> Any:
+    """Save a random model of one Hugging Face class, and return it, in fp32 and eval mode.
+
+    Its attention is the eager one: the plain formula, and no choice of kernel to reason about.
+
+    Args:
+        architecture: one of `ARCHITECTURES`.
+        folder: gets config.json and model.safetensors, or shards with their index.
+        dtype: type of the saved weights.
+        max_shard_size: a small one, such as 20_000, makes several files.
+        seed: of the weights.
+        overrides: fields of the class's own config, over those here.
+    """
+    torch = pytest.importorskip("torch", reason="the peer is a PyTorch model")
+    transformers = pytest.importorskip("transformers", reason="the peer is a transformers model")
+    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    config = config_class(**{**_SMALL, **_OWN[architecture], **overrides})
+    model = getattr(transformers, architecture)(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Wide enough that every part shows in the logits: biases, norms and soft tails.
+            noise = torch.randn(parameter.shape, generator=generator)
+            centre = 1.0 if name.endswith("norm.weight") else 0.0
+            parameter.copy_(centre + noise * (0.2 if parameter.ndim == 2 else 0.3))
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
+    # Read back, and not cast back: `to` rounded the rotary frequencies too, and they stay rounded.
+    peer = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return peer.eval()
