@@ -26,6 +26,7 @@ class ReferenceBackend(KernelBackend):
     platform = "cpu"
     layouts = tuple(LAYOUTS.values())
     capabilities = Capabilities(batch_invariant=True)
+    arrays = "numpy"
 
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         if not is_traced(cache, key, value, slot_mapping):

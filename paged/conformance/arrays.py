@@ -1,0 +1,49 @@
+"""From numpy to the library that a backend under test works with, and stand-ins without numbers.
+
+A backend says which by an attribute `arrays`: "jax" (the default), "numpy" or "torch".
+"""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paged.backends.reference.arrays import to_numpy
+
+__all__ = ["ARRAYS", "as_bits", "given", "stand_in", "to_numpy"]
+
+ARRAYS = ("jax", "numpy", "torch")
+_BITS = {1: "uint8", 2: "int16", 4: "int32"}
+
+
+def given(array: np.ndarray, arrays: str, device: Any = None) -> Any:
+    """A copy of the numbers in that library, on a torch device where one is named."""
+    if arrays == "jax":
+        # Never an alias: a backend that writes into what it was given must not reach the problem.
+        return jnp.array(array, copy=True)
+    if arrays == "numpy":
+        return array.copy()
+    import torch
+
+    bits = torch.from_numpy(np.ascontiguousarray(array).view(_BITS[array.dtype.itemsize]).copy())
+    return bits.view(getattr(torch, array.dtype.name)).to(device)
+
+
+def stand_in(array: np.ndarray, arrays: str) -> Any:
+    """Shape and dtype without numbers: touching them is an error."""
+    if arrays != "torch":
+        return jax.ShapeDtypeStruct(array.shape, array.dtype)
+    torch = sys.modules["torch"]
+    return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device="meta")
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """The same bits as unsigned integers, every NaN as one and the same."""
+    array = np.ascontiguousarray(array)  # at least one dimension
+    bits = array.view(f"uint{8 * array.dtype.itemsize}").copy()
+    if array.dtype.kind not in "iub":
+        # Moving a NaN may change its payload on some hardware; that is no write.
+        bits[np.isnan(array.astype(np.float32))] = np.iinfo(bits.dtype).max
+    return bits
