@@ -57,10 +57,10 @@ class AttentionMetadata:
     """
 
     block_table: Int[Any, "S B"]
-    slot_mapping: Int[Any, "T"]
-    seq_lens: Int[Any, "S"]
-    query_start_loc: Int[Any, "S+1"]
-    distribution: Int[Any, "3"]
+    slot_mapping: Int[Any, " T"]
+    seq_lens: Int[Any, " S"]
+    query_start_loc: Int[Any, " S+1"]
+    distribution: Int[Any, " 3"]
     max_query_len: int = field(metadata={"static": True})
     max_seq_len: int = field(metadata={"static": True})
 
@@ -126,9 +126,18 @@ class AttentionMetadata:
 
         self.static_validate(query=query, cache=cache, spec=spec)
         if cache is not None:
-            block_size = block_size or cache.block_size
-            num_blocks = num_blocks or cache.num_blocks
-        check_values(self, block_size=block_size, num_blocks=num_blocks)
+            block_size = cache.block_size if block_size is None else block_size
+            num_blocks = cache.num_blocks if num_blocks is None else num_blocks
+        for name, size in (("block_size", block_size), ("num_blocks", num_blocks)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name}: got {size}, expected an integer of at least 1")
+        check_values(
+            self,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            window=None if spec is None else spec.window,
+            knows_window=spec is not None,
+        )
 
     def with_kernel_blocks(self, ratio: int) -> "AttentionMetadata":
         """The same step for a kernel whose blocks are `ratio` times smaller than the manager's.
@@ -160,8 +169,10 @@ class Buckets:
     a kernel follows only the entries that a sequence owns, so that padding there costs four
     bytes an entry and no arithmetic. T of a decode step is S, and its max_query_len is 1.
 
+    The longest query grows by fours too: it bounds tiles, and nothing is padded to it.
+
     With 64 sequences, 512 tokens a step and 2,048 tokens a sequence in blocks of 16 that makes
-    4 decode shapes and at most 28 others for each of the 3 values of B.
+    4 decode shapes and at most 52 others for each of the 3 values of B.
 
     Attributes:
         min_seqs: smallest S.
@@ -180,6 +191,10 @@ class Buckets:
     def tokens(self, count: int) -> int:
         """T for this many tokens."""
         return _power_at_least(count, self.min_tokens, 2)
+
+    def query_len(self, count: int) -> int:
+        """max_query_len of a step that is not all decodes, for this longest query."""
+        return _power_at_least(count, self.min_tokens, 4)
 
     def blocks(self, count: int) -> int:
         """B for this many blocks per sequence."""
@@ -207,10 +222,10 @@ class Step:
     """
 
     metadata: AttentionMetadata
-    order: Int[np.ndarray, "requests"]
-    positions: Int[np.ndarray, "T"]
-    token_rows: Int[np.ndarray, "T"]
-    last_tokens: Int[np.ndarray, "S"]
+    order: Int[np.ndarray, " requests"]
+    positions: Int[np.ndarray, " T"]
+    token_rows: Int[np.ndarray, " T"]
+    last_tokens: Int[np.ndarray, " S"]
 
 
 class MetadataBuilder:
@@ -234,7 +249,7 @@ class MetadataBuilder:
         requests: Sequence[tuple[int, int]],
         *,
         block_table: Int[np.ndarray, "rows blocks"],
-        num_computed: Int[np.ndarray, "rows"],
+        num_computed: Int[np.ndarray, " rows"],
     ) -> Step:
         """One step.
 
@@ -248,8 +263,8 @@ class MetadataBuilder:
             within each kind in the order asked.
 
         Raises:
-            ValueError: no request, a query length below 1, a row out of range or named twice, or
-                a row whose table is too short for its tokens.
+            ValueError: no request, a query length below 1, a row out of range or named twice, a
+                row whose table is too short for its tokens, or a slot that does not fit int32.
         """
         rows, query_lens = self._checked(requests, block_table, num_computed)
         kind = np.where(query_lens == 1, 0, np.where(num_computed[rows] == 0, 1, 2))
@@ -263,7 +278,7 @@ class MetadataBuilder:
         num_tokens = num_seqs if all_decode else self.buckets.tokens(total)
         needed = -(-int(seq_lens.max()) // self.block_size)
         num_blocks = self.buckets.blocks(needed)
-        max_query_len = 1 if all_decode else self.buckets.tokens(int(query_lens.max()))
+        max_query_len = 1 if all_decode else self.buckets.query_len(int(query_lens.max()))
 
         starts = np.zeros(num_seqs + 1, np.int32)
         starts[1 : count + 1] = np.cumsum(query_lens)
@@ -277,7 +292,15 @@ class MetadataBuilder:
         table[:count, :width] = block_table[rows, :width]
         slots = np.full(num_tokens, NO_SLOT, np.int32)
         logical, within = np.divmod(position, self.block_size)
-        slots[:total] = table[sequence_of, logical] * self.block_size + within
+        wide = table[sequence_of, logical].astype(np.int64) * self.block_size + within
+        if wide.max() >= 2**31:
+            token = int(wide.argmax())
+            raise ValueError(
+                f"block_table[{rows[sequence_of[token]]}, {logical[token]}]: block "
+                f"{table[sequence_of[token], logical[token]]} gives slot {wide[token]}, expected "
+                f"less than {2**31} so that a slot fits int32"
+            )
+        slots[:total] = wide
 
         metadata = AttentionMetadata(
             block_table=table,
@@ -302,8 +325,8 @@ class MetadataBuilder:
         self,
         requests: Sequence[tuple[int, int]],
         block_table: Int[np.ndarray, "rows blocks"],
-        num_computed: Int[np.ndarray, "rows"],
-    ) -> tuple[Int[np.ndarray, "requests"], Int[np.ndarray, "requests"]]:
+        num_computed: Int[np.ndarray, " rows"],
+    ) -> tuple[Int[np.ndarray, " requests"], Int[np.ndarray, " requests"]]:
         if not len(requests):
             raise ValueError("requests: got none, expected at least one (row, query length)")
         rows, query_lens = np.asarray(requests, np.int64).T

@@ -89,9 +89,18 @@ def _check_cache(cache: Any, spec: AttentionSpec) -> None:
 
 
 def check_values(
-    metadata: AttentionMetadata, *, block_size: int | None, num_blocks: int | None
+    metadata: AttentionMetadata,
+    *,
+    block_size: int | None,
+    num_blocks: int | None,
+    window: int | None,
+    knows_window: bool,
 ) -> None:
-    """Every rule on concrete values; see `AttentionMetadata.validate`."""
+    """Every rule on concrete values; see `AttentionMetadata.validate`.
+
+    A window lets a manager return old blocks and leave the null block in their place. Where the
+    window is not known (`knows_window` is False) any owned entry may therefore be the null block.
+    """
     starts = _host(metadata.query_start_loc)
     seq_lens = _host(metadata.seq_lens)
     distribution = _host(metadata.distribution)
@@ -104,7 +113,13 @@ def check_values(
     _check_kinds(distribution, query_lens, seq_lens)
     if block_size is not None:
         table = _host(metadata.block_table)
-        _check_table(table, seq_lens, block_size, num_blocks)
+        if not knows_window:
+            first_seen = seq_lens
+        elif window is None:
+            first_seen = np.zeros_like(seq_lens)
+        else:
+            first_seen = np.maximum(seq_lens - query_lens - window + 1, 0)
+        _check_table(table, seq_lens, first_seen, block_size, num_blocks)
         _check_slots(metadata, table, starts, seq_lens, block_size, num_blocks)
 
 
@@ -195,26 +210,29 @@ def _check_kinds(distribution: np.ndarray, query_lens: np.ndarray, seq_lens: np.
 
 
 def _check_table(
-    table: np.ndarray, seq_lens: np.ndarray, block_size: int, num_blocks: int | None
+    table: np.ndarray,
+    seq_lens: np.ndarray,
+    first_seen: np.ndarray,
+    block_size: int,
+    num_blocks: int | None,
 ) -> None:
-    owned = -(-seq_lens // block_size)
-    for row, count in enumerate(owned.tolist()):
+    """Owned entries are blocks of the pool; those that a query sees are not the null block."""
+    limit = 2**31 if num_blocks is None else num_blocks
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        count = -(-seq_len // block_size)
         if count > table.shape[1]:
             raise ValueError(
                 f"block_table[{row}]: has {table.shape[1]} entries, expected at least {count} "
-                f"for seq_lens[{row}] = {seq_lens[row]} and block size {block_size}"
+                f"for seq_lens[{row}] = {seq_len} and block size {block_size}"
             )
         blocks = table[row, :count]
-        limit = np.inf if num_blocks is None else num_blocks
-        wrong = np.flatnonzero((blocks <= NULL_BLOCK) | (blocks >= limit))
-        # A window lets a manager return old blocks and put the null block in their place, so
-        # block 0 is refused only where this step writes: that is checked with the slots.
-        wrong = wrong[blocks[wrong] != NULL_BLOCK]
+        lowest = np.where(np.arange(count) < first_seen[row] // block_size, NULL_BLOCK, 1)
+        wrong = np.flatnonzero((blocks < lowest) | (blocks >= limit))
         if wrong.size:
             column = int(wrong[0])
             raise ValueError(
                 f"block_table[{row}, {column}]: got block {blocks[column]}, expected "
-                f"0 <= block < {num_blocks if num_blocks is not None else '2^31'}"
+                f"{lowest[column]} <= block < {limit}"
             )
 
 

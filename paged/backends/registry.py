@@ -122,10 +122,19 @@ def import_backend(where: str, name: str | None = None) -> Backend | Unavailable
         raise ValueError(f"backend: {module_name} has no {attribute!r}")
     found = getattr(module, attribute)
     backend = found() if inspect.isclass(found) else found
-    if not isinstance(backend, Backend):
-        missing = [member for member in _MEMBERS if not hasattr(backend, member)]
-        raise TypeError(f"backend: {where} is no backend, it lacks {', '.join(missing)}")
-    return backend
+    return _checked(backend, where)
+
+
+def _checked(candidate: Any, where: str | None = None) -> Backend:
+    # A class has the members of its instances, and would fail at the first call.
+    if inspect.isclass(candidate):
+        raise TypeError(f"backend: got the class {candidate.__name__}, expected an instance of it")
+    if not isinstance(candidate, Backend):
+        missing = [member for member in _MEMBERS if not hasattr(candidate, member)]
+        raise TypeError(
+            f"backend: {where or repr(candidate)} is no backend, it lacks {', '.join(missing)}"
+        )
+    return candidate
 
 
 _MEMBERS = ("name", "platform", "layouts", "unsupported", "write", "attend")
@@ -155,6 +164,7 @@ def resolve(
         UnsupportedError: the named backend cannot serve, with its reasons; or, for "auto", none
             can, with the reasons of each.
         ValueError: an unknown name.
+        TypeError: an object that is no backend.
     """
     target = target or _default_target()
     if target not in TARGETS:
@@ -163,7 +173,7 @@ def resolve(
     passed_over: dict[str, list[str]] = {}
     candidates = backend_names() if isinstance(backend, str) and backend == "auto" else (backend,)
     for candidate in candidates:
-        loaded = load_backend(candidate) if isinstance(candidate, str) else candidate
+        loaded = load_backend(candidate) if isinstance(candidate, str) else _checked(candidate)
         if isinstance(loaded, Unavailable):
             passed_over[loaded.name] = [loaded.reason]
             continue

@@ -50,7 +50,7 @@ class Layout:
     Raises:
         ValueError: the pattern does not name each axis of a K/V or of a latent cache once, or it
             merges axes whose sizes could not be told from the product (only kv, which is 2, may
-            be merged with another).
+            be merged with another, and block and slot stand alone).
     """
 
     name: str
@@ -68,10 +68,11 @@ class Layout:
                 f"pattern: got {self.pattern!r}, expected axis names, spaces and pairs of "
                 "parentheses, not nested"
             )
-        if ("block",) not in self.dimensions:
-            raise ValueError(
-                f"pattern: got {self.pattern!r}, expected 'block' as a dimension of its own"
-            )
+        for axis in ("block", "slot"):
+            if (axis,) not in self.dimensions:
+                raise ValueError(
+                    f"pattern: got {self.pattern!r}, expected {axis!r} as a dimension of its own"
+                )
         for dimension in self.dimensions:
             if len(set(dimension) - {"kv"}) > 1 or not dimension:
                 raise ValueError(
@@ -215,7 +216,8 @@ class Layout:
     def write(self, data: ArrayT, key: Any, value: Any, slot_mapping: Any) -> ArrayT:
         """Scatters new tokens into their slots.
 
-        One scatter: in place for numpy and torch, and under JAX where `data` is donated.
+        One scatter, no reshape: in place for numpy and torch, and under JAX where `data` is
+        donated.
         A slot of -1 writes nothing.
 
         Args:
@@ -238,15 +240,13 @@ class Layout:
                 f"key: got {key.shape[0]} tokens, expected {slot_mapping.shape[0]} as in "
                 "slot_mapping"
             )
-        separate = arrays.reshape(data, tuple(sizes[axis] for axis in self.axes))
-        written = arrays.scatter(
-            separate,
+        return arrays.scatter(
+            data,
             rows,
             slot_mapping,
-            block_axis=self.axes.index("block"),
-            slot_axis=self.axes.index("slot"),
+            block_axis=self.block_axis,
+            slot_axis=self.dimensions.index(("slot",)),
         )
-        return arrays.reshape(written, arrays.shape(data))
 
     def _split(self, data: ArrayT, *, blocks: str, value_dim: int | None) -> tuple[ArrayT, ArrayT]:
         pattern = self.pattern.replace("block", blocks)
@@ -280,7 +280,7 @@ class Layout:
             )
 
     def _rows(self, key: Any, value: Any, sizes: Mapping[str, int], storage: str) -> Any:
-        """The new tokens, `[tokens, *axes of this layout without block and slot]`."""
+        """The new tokens, `[tokens, *dimensions of this layout without block and slot]`."""
         self.check_rows(sizes, key, value)
         for name, array in (("key", key), ("value", value)):
             if array is not None and is_quantized(storage) and dtype_name(array.dtype) != storage:
@@ -290,7 +290,7 @@ class Layout:
                 )
         if self.is_latent:
             return key[:, 0, :]
-        inner = " ".join(axis for axis in self.axes if axis not in ("block", "slot"))
+        inner = self.pattern.replace("block", "").replace("slot", "")
         return einops.rearrange([key, value], f"kv token head dim -> token {inner}")
 
 
