@@ -6,20 +6,12 @@ Dense attention, no cache: what is checked here is the loading and everything ar
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import ARCHITECTURES, LLAMA3_ROPE, save_tiny
+from checkpoints import ARCHITECTURES, LLAMA3_ROPE, dense_logits, save_tiny
 
-from paged.models import DenseAttention, load_model, save_model
+from paged.models import load_model, save_model
 
 TOKENS = np.arange(40) * 7 % 99
 TOLERANCE = 1e-4
-
-
-def our_logits(folder, **options):
-    model = load_model(folder, **options)
-    hidden = model(
-        jnp.asarray(TOKENS), jnp.arange(len(TOKENS)), DenseAttention(model.attention_specs)
-    )
-    return np.asarray(model.logits(hidden))
 
 
 def their_logits(model):
@@ -31,7 +23,7 @@ def their_logits(model):
 
 def check(architecture, folder, *, options=None, **overrides):
     theirs = their_logits(save_tiny(architecture, folder, **overrides))
-    ours = our_logits(folder, **options or {})
+    ours = dense_logits(load_model(folder, **options or {}), TOKENS)
     # A peer whose logits hardly differ from one another would prove little.
     assert theirs.std() > 0.5
     np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
