@@ -40,8 +40,8 @@ def sample(
         rows: None where every row is greedy.
         is_filtered: False where no row has a top_k or a top_p, which saves a sort.
 
-    Random numbers depend on (seed, output_index) alone, so that a request gets the same tokens in any
-    company, in any row, and after any preemption.
+    Random numbers depend on (seed, output_index) alone, so that a request gets the same tokens in
+    any company, in any row, and after any preemption.
     """
     largest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if rows is None:
@@ -73,7 +73,7 @@ def _draw_filtered(
     # without filters draws what it would draw in plain mode.
     order = jnp.argsort(-scaled, axis=-1, stable=True)
     ordered = jnp.take_along_axis(scaled, order, axis=-1)
-    rank = jnp.arange(scaled.shape[-1])
+    rank = jnp.arange(scaled.shape[-1])[None, :]
     top_k = jnp.where(rows.top_k == 0, scaled.shape[-1], rows.top_k)
     is_kept = rank < top_k[:, None]
     probabilities = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf), axis=-1)

@@ -5,8 +5,9 @@ from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
 
-# A character of UTF-8 has at most 4 bytes, so at most 3 of them wait for the rest. Byte-fallback
-# tokenizers show each as a replacement character of its own.
+# A character of UTF-8 has at most 4 bytes, so at most 3 tokens, and 3 replacement characters, wait
+# for the rest of one. Until then replacement characters mean nothing: for a byte-fallback tokenizer
+# one missing byte turns the whole characters before it into replacements too.
 _MAX_INCOMPLETE = 3
 
 
@@ -35,6 +36,7 @@ class Detokenizer:
         self._ids = list(context)
         # Of _ids[:_end] the text is given out; _ids is cut at a place where the text was whole.
         self._end = len(self._ids)
+        self._incomplete = 0
         self._given = len(decoder.decode(self._ids)) if self._ids else 0
 
     def add(self, token: int) -> str:
@@ -42,10 +44,13 @@ class Detokenizer:
         self._ids.append(token)
         text = self._decoder.decode(self._ids)
         whole = text.rstrip(_REPLACEMENT)
-        certain = max(len(whole), len(text) - _MAX_INCOMPLETE)
+        self._incomplete = 0 if len(whole) == len(text) else self._incomplete + 1
+        certain = len(whole)
+        if self._incomplete > _MAX_INCOMPLETE:
+            certain = max(certain, len(text) - _MAX_INCOMPLETE)
         piece = text[self._given : certain]
         self._given = max(self._given, certain)
-        if piece and len(whole) == len(text):
+        if piece and not self._incomplete:
             self._cut()
         return piece
 

@@ -1,0 +1,52 @@
+"""Models and a tokenizer small enough that compiling them is the longest part of a test."""
+
+import numpy as np
+import pytest
+import tokenizers
+from flax import nnx
+from tokenizers import decoders, models, pre_tokenizers
+
+from paged.models import ModelConfig, Tokenizer, Transformer
+
+EOS = 256
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Transformer:
+    """One layer, two query heads per KV head, a token for each byte and one for the end.
+
+    Its weights are wide, so that the largest logit leads by far more than rounding.
+    """
+    config = ModelConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        eos_token_ids=(EOS,),
+    )
+    model = Transformer(config, rngs=nnx.Rngs(3))
+    model.embedding.weight[...] = model.embedding.weight[...] * 50
+    return model
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Tokenizer:
+    """Byte-level: token i is the i-th of the 256 bytes in some order, 256 the end."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(backend, eos_token_ids=(EOS,))
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Twenty prompts of 3 to 22 tokens."""
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, 256, length).tolist() for length in range(3, 23)]
