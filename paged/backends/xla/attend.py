@@ -100,12 +100,13 @@ def _attend_group(
 
     def chunk(index: Int[jax.Array, ""], state: _State) -> _State:
         step = index * chunk_blocks + jnp.arange(chunk_blocks, dtype=jnp.int32)
-        logical = first_block[:, None] + step
-        is_read = step < num_blocks[:, None]
+        logical = first_block[:, None] + step[None, :]
+        is_read = step[None, :] < num_blocks[:, None]
         column = jnp.where(is_read, logical, 0)
         # Entries past the end may hold anything: none of them is followed.
         blocks = jnp.where(is_read, jnp.take_along_axis(tables, column, axis=1), 0)
-        key_position = logical[:, :, None] * block_size + jnp.arange(block_size, dtype=jnp.int32)
+        offset = jnp.arange(block_size, dtype=jnp.int32)
+        key_position = logical[:, :, None] * block_size + offset[None, None, :]
         key_position = jnp.where(is_read[:, :, None], key_position, -1)
         key_position = key_position.reshape(num_tiles, -1)
         keys, values = _gather(cache, blocks, spec)
@@ -148,7 +149,7 @@ def _scaled_queries(
 def _by_kv_head(scale: Any) -> jax.Array:
     """A scale shaped to multiply `[G, num_kv_heads, group_size, rows, dim]`."""
     scale = jnp.asarray(scale, jnp.float32)
-    return scale[:, None, None, None] if scale.ndim else scale
+    return scale[None, :, None, None, None] if scale.ndim else scale
 
 
 def _first_seen(position: Int[jax.Array, "G rows"], spec: AttentionSpec) -> Int[jax.Array, " G"]:
@@ -204,7 +205,7 @@ def _accumulate(
 def _add_sinks(state: _State, sinks: jax.Array, rows: int, spec: AttentionSpec) -> _State:
     """Sinks join the denominator of rows that see a key."""
     logit = sinks.astype(jnp.float32).reshape(spec.num_kv_heads, spec.group_size)
-    logit = jnp.repeat(logit, rows, axis=1)
+    logit = jnp.repeat(logit, rows, axis=1)[None]
     has_keys = ~jnp.isneginf(state.peak)
     peak = jnp.where(has_keys, jnp.maximum(state.peak, logit), state.peak)
     origin = jnp.where(has_keys, peak, 0.0)

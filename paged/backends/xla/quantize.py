@@ -31,6 +31,6 @@ def to_storage(rows: jax.Array, scale: Any, dtype: str) -> jax.Array:
 
 
 def per_head(scale: Any) -> jax.Array:
-    """A scale shaped to multiply `[..., num_kv_heads, head_dim]`."""
+    """A scale shaped to multiply `[tokens, num_kv_heads, head_dim]`."""
     scale = jnp.asarray(scale, jnp.float32)
-    return scale[:, None] if scale.ndim else scale
+    return scale[None, :, None] if scale.ndim else scale

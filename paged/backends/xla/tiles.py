@@ -53,7 +53,8 @@ def cut(metadata: AttentionMetadata, rows: int) -> Tiles:
 
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
     sequence = jnp.minimum(_count_at_most(ends, tile), num_seqs - 1)
-    offset = (tile - firsts[sequence])[:, None] * rows + jnp.arange(rows, dtype=jnp.int32)
+    row = jnp.arange(rows, dtype=jnp.int32)[None, :]
+    offset = (tile - firsts[sequence])[:, None] * rows + row
     is_row = (offset < query_lens[sequence][:, None]) & (tile < ends[-1])[:, None]
     first_position = (metadata.seq_lens - query_lens)[sequence]
     position = jnp.where(is_row, first_position[:, None] + offset, -1)
