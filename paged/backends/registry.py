@@ -166,7 +166,7 @@ def resolve(
         ValueError: an unknown name.
         TypeError: an object that is no backend.
     """
-    target = target or _default_target()
+    target = target or default_target()
     if target not in TARGETS:
         raise ValueError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
     wanted = None if layout == "auto" else get_layout(layout)
@@ -192,7 +192,7 @@ def resolve(
     raise UnsupportedError(f"backend: none serves {asked} on {target} ({listed})")
 
 
-def _default_target() -> str:
+def default_target() -> str:
     platform = jax.default_backend()
     return "cuda" if platform == "gpu" else platform
 

@@ -1,0 +1,51 @@
+"""One command, `paged`. Each subcommand has a file; what they need is imported when they run."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paged import __version__
+from paged.cli.console import OneLineErrors
+from paged.cli.demo import demo
+from paged.cli.generate import generate
+from paged.cli.inventory import backends, layouts
+from paged.cli.plan import plan
+
+app = typer.Typer(
+    name="paged",
+    cls=OneLineErrors,
+    help="Paged attention on any hardware: layouts, kernels, and an engine to try them.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (generate, plan, backends, layouts, demo):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paged {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; stands anywhere.")
+    ] = False,
+) -> None:
+    del version, debug
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The entry point of the package."""
+    app(args=sys.argv[1:], prog_name="paged")

@@ -1,0 +1,60 @@
+"""`paged plan`: what a model's cache costs, and what fits."""
+
+from typing import Annotated
+
+import typer
+
+from paged.cli.console import JsonOption, print_json, print_table
+from paged.cli.models import model_cache
+
+
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="A preset, a config.json, a Hugging Face folder or a built-in.")
+    ],
+    memory: Annotated[str, typer.Option(help="Bytes for the cache on one rank: 50GiB, 24GB.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="Storage type; the model's own by default.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    tp: Annotated[int, typer.Option(help="Ranks of tensor parallelism.")] = 1,
+    layout: Annotated[
+        str, typer.Option(help="Whose pages to count; auto is the first that can hold the cache.")
+    ] = "auto",
+    target: Annotated[str, typer.Option(help="Platform; a TPU pads pages.")] = "cpu",
+    requests_of: Annotated[
+        int | None, typer.Option(help="Also say how many requests of this many tokens fit.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bytes per token and per block of a model's cache, and what fits into a memory budget.
+
+    All figures are of one rank. num_blocks counts the null block, which requests cannot have;
+    layers with a window count as if they kept every token.
+
+    \b
+    Example:
+      paged plan llama-2-13b --memory 50GiB --dtype float16 --block-size 16 --tp 1 --json
+    """
+    from paged import capacity
+
+    found = capacity.plan(
+        model_cache(model),
+        memory,
+        dtype=dtype,
+        block_size=block_size,
+        tp=tp,
+        layout=None if layout == "auto" else layout,
+        target=target,
+    )
+    rows = found.as_dict()
+    if requests_of is not None:
+        rows["blocks_per_request"] = capacity.blocks_for(requests_of, block_size)
+        rows["num_requests"] = found.num_requests(requests_of)
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("", "value"),
+        [(name, f"{value:,}" if isinstance(value, int) else value) for name, value in rows.items()],
+    )
