@@ -6,11 +6,8 @@ from typing import Annotated
 import typer
 
 from paged import __version__
+from paged.cli import demo, generate, inventory, plan
 from paged.cli.console import OneLineErrors
-from paged.cli.demo import demo
-from paged.cli.generate import generate
-from paged.cli.inventory import backends, layouts
-from paged.cli.plan import plan
 
 app = typer.Typer(
     name="paged",
@@ -20,7 +17,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (generate, plan, backends, layouts, demo):
+for command in (
+    generate.generate,
+    plan.plan,
+    inventory.backends,
+    inventory.layouts,
+    demo.demo,
+):
     app.command()(command)
 
 
