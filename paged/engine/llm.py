@@ -72,7 +72,7 @@ class LLM:
         block_size: int = 16,
         num_blocks: int | None = None,
         max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512,
+        max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         dtype: DTypeLike | None = None,
         seed: int | None = None,

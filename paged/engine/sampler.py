@@ -43,7 +43,7 @@ def sample(
     Random numbers depend on (seed, output_index) alone, so that a request gets the same tokens in
     any company, in any row, and after any preemption.
     """
-    largest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    largest = first_largest(logits)
     if rows is None:
         return largest
     is_greedy = rows.temperature == 0
@@ -53,8 +53,22 @@ def sample(
     if is_filtered:
         drawn = _draw_filtered(scaled, noise, rows)
     else:
-        drawn = jnp.argmax(scaled + noise, axis=-1)
-    return jnp.where(is_greedy, largest, drawn.astype(jnp.int32))
+        drawn = first_largest(scaled + noise)
+    return jnp.where(is_greedy, largest, drawn)
+
+
+def first_largest(scores: Float[Array, "S options"]) -> Int[Array, " S"]:
+    """The index of each row's largest entry, the first of equals, int32.
+
+    In two passes, because XLA:CPU does not vectorise the reduction of pairs that argmax is:
+    0.5 ms instead of 4.3 ms for [32, 32000], a fifth of the decode step of a small model
+    (2 cores of an AMD EPYC, 2026-11).
+    """
+    peak = jnp.max(scores, axis=-1, keepdims=True)
+    last = scores.shape[-1] - 1
+    index = jnp.arange(scores.shape[-1], dtype=jnp.int32)[None, :]
+    # Where a row holds NaN nothing equals its peak: the last entry, and never one past the end.
+    return jnp.min(jnp.where(scores == peak, index, last), axis=-1)
 
 
 def _noise(rows: RowSampling, vocab: int) -> Float[Array, "S vocab"]:
@@ -83,5 +97,5 @@ def _draw_filtered(
     top_p = jnp.where(rows.top_p >= 1, jnp.inf, rows.top_p)[:, None]
     is_kept &= (before < top_p) | (rank == 0)
     candidates = ordered + jnp.take_along_axis(noise, order, axis=-1)
-    best = jnp.argmax(jnp.where(is_kept, candidates, -jnp.inf), axis=-1)
-    return jnp.take_along_axis(order, best[:, None], axis=-1)[:, 0]
+    best = first_largest(jnp.where(is_kept, candidates, -jnp.inf))
+    return jnp.take_along_axis(order, best[:, None], axis=-1)[:, 0].astype(jnp.int32)

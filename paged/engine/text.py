@@ -37,7 +37,9 @@ class Detokenizer:
         # Of _ids[:_end] the text is given out; _ids is cut at a place where the text was whole.
         self._end = len(self._ids)
         self._incomplete = 0
-        self._given = len(decoder.decode(self._ids)) if self._ids else 0
+        # A character that the context began is given out whole.
+        text = decoder.decode(self._ids) if self._ids else ""
+        self._given = len(text.rstrip(_REPLACEMENT))
 
     def add(self, token: int) -> str:
         """The text that becomes certain with a token; often "" within a character."""

@@ -54,6 +54,11 @@ def test_the_space_of_a_later_word_is_kept():
     assert pieces_of(tokenizer, ids[1:], context=ids[:1]) == [" world", " world", ""]
 
 
+def test_a_character_that_the_prompt_began_is_given_out_whole(byte_tokenizer):
+    ids = byte_tokenizer.encode("a€b")
+    assert pieces_of(byte_tokenizer, ids[3:], context=ids[:3]) == ["€", "b", ""]
+
+
 def test_special_tokens_have_no_text(byte_tokenizer):
     ids = [*byte_tokenizer.encode("a"), 256, *byte_tokenizer.encode("b")]
     assert pieces_of(byte_tokenizer, ids) == ["a", "", "b", ""]
