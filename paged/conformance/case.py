@@ -18,6 +18,8 @@ class Case:
         setup: the problem.
         check: the procedure.
         dtypes: query dtypes it runs in; None for those asked for.
+        one_dtype: runs in one dtype, the first that the backend claims, unless dtypes are asked
+            for: what it exposes does not depend on the type.
         only: "kv" or "latent" where it makes sense for one kind of layout.
         large: too large for the default run.
         source: public report of the fault, where one is known.
@@ -30,6 +32,7 @@ class Case:
     setup: Setup
     check: str = "attend"
     dtypes: tuple[str, ...] | None = None
+    one_dtype: bool = False
     only: Literal["kv", "latent"] | None = None
     large: bool = False
     source: str | None = None
@@ -44,7 +47,6 @@ class Case:
             "sinks": setup.sinks is not None,
             "lse": self.check == "merge",
             "quantised KV": setup.k_scale is not None or setup.v_scale is not None,
-            "per_head_scales": isinstance(setup.k_scale, tuple)
-            or isinstance(setup.v_scale, tuple),
+            "per_head_scales": isinstance(setup.k_scale, tuple) or isinstance(setup.v_scale, tuple),
         }
         return tuple(word for word, asked in asks.items() if asked)

@@ -1,6 +1,7 @@
 """Numbers for a setup: pools full of NaN, scattered blocks, and data of each sequence's own."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from zlib import crc32
 
 import numpy as np
@@ -155,7 +156,9 @@ def assemble(
     if layout.is_latent:
         v_scale = None
 
-    pool = poisoned(setup, layout, layout.shape(setup.num_blocks, cache_spec), cache_spec.dtype, rng)
+    pool = poisoned(
+        setup, layout, layout.shape(setup.num_blocks, cache_spec), cache_spec.dtype, rng
+    )
     cache = KVCache(pool, layout, k_scale, v_scale)
     starts = np.zeros(setup.num_seqs + 1, np.int32)
     starts[1:] = np.cumsum(np.pad(query_lens, (0, setup.num_seqs - len(rows))))
@@ -257,7 +260,7 @@ def _place(
             at = int(np.flatnonzero(ids == block)[0])
             ids[[at, index]] = ids[[index, at]]
     bounds = np.cumsum([0, *counts])
-    return [ids[start:end].tolist() for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [ids[start:end].tolist() for start, end in pairwise(bounds)]
 
 
 def _table(

@@ -9,6 +9,7 @@ import numpy as np
 
 from paged.conformance.arrays import ARRAYS, as_bits, given, stand_in, to_numpy
 from paged.conformance.problem import Problem
+from paged.conformance.setup import Setup
 from paged.conformance.verdict import Refused, Violation
 from paged.layouts import KVCache, Layout
 from paged.metadata import AttentionMetadata
@@ -25,12 +26,18 @@ class Subject:
     Args:
         backend: anything with the `Backend` protocol.
         target: platform that is asked for; by default the backend's own.
+        compiler_options: for `jax.jit`, where compiling takes longer than running.
         explains: whether a wrong result is tried again under milder conditions, to name the rule
             that is really broken.
     """
 
     def __init__(
-        self, backend: Any, *, target: str | None = None, explains: bool = True
+        self,
+        backend: Any,
+        *,
+        target: str | None = None,
+        compiler_options: dict[str, Any] | None = None,
+        explains: bool = True,
     ) -> None:
         self.backend = backend
         self.explains = explains
@@ -41,12 +48,15 @@ class Subject:
         self.target = target or _own_target(backend)
         self._jit = self.arrays == "jax" and getattr(backend, "traceable", True)
         if self._jit:
-            self._write = jax.jit(lambda *args: backend.write(*args))
+            self._write = jax.jit(
+                lambda *args: backend.write(*args), compiler_options=compiler_options
+            )
             self._attend = jax.jit(
                 lambda query, cache, metadata, spec, sinks: backend.attend(
                     query, cache, metadata, spec, sinks=sinks
                 ),
                 static_argnums=3,
+                compiler_options=compiler_options,
             )
         else:
             self._write, self._attend = backend.write, self._attend_directly
@@ -66,6 +76,14 @@ class Subject:
         """Whether a capability is declared as absent."""
         capabilities = getattr(self.backend, "capabilities", None)
         return not getattr(capabilities, word, True)
+
+    def takes(self, dtype: str) -> bool:
+        """Whether queries of a type are served in the plainest form, on any layout."""
+        for layout in self.backend.layouts:
+            plainest = Setup(sequences=()).spec(layout)
+            if not self.reasons(plainest, layout, dtype=dtype):
+                return True
+        return False
 
     def reasons(
         self,
@@ -113,13 +131,13 @@ class Subject:
 
     def expect_refusal(self, problem: Problem, why: str) -> None:
         """Calls attend with shapes alone and wants a refusal; always raises."""
-        stand_ins = self.stand_ins(problem)
-        query, cache, metadata, sinks = stand_ins
+        query, cache, metadata, sinks = self.stand_ins(problem)
         expect_refusal(
             lambda: self._attend_directly(query, cache, metadata, problem.spec, sinks), why
         )
 
     def stand_ins(self, problem: Problem) -> tuple[Any, KVCache, AttentionMetadata, Any]:
+        """Query, cache, metadata and sinks without numbers."""
         return self._moved(problem, lambda array: stand_in(array, self.arrays))
 
     def _given(self, problem: Problem) -> tuple[Any, KVCache, AttentionMetadata, Any]:
@@ -250,7 +268,7 @@ def expect_refusal(call: Callable[[], Any], why: str) -> None:
         if not str(error).strip():
             raise Violation("claim", f"refused without a reason ({why})") from error
         raise Refused(str(error)) from error
-    except Exception as error:  # noqa: BLE001 - whatever else it raises is the finding
+    except Exception as error:
         raise Violation(
             "claim",
             f"{type(error).__name__}: {_first_line(error)}, expected UnsupportedError or "
@@ -292,16 +310,12 @@ def _maybe(function: Callable[[np.ndarray], Any], array: np.ndarray | None) -> A
 
 def _metadata_fields(
     found: AttentionMetadata, original: AttentionMetadata
-) -> Iterator[tuple[str, Any, Any]]:
+) -> Iterator[tuple[str, Any, np.ndarray]]:
     for field in fields(AttentionMetadata):
+        value, expected = getattr(found, field.name), getattr(original, field.name)
         if field.metadata.get("static"):
-            for side in (found, original):
-                if not isinstance(getattr(side, field.name), int):
-                    raise Violation("inputs", f"metadata.{field.name} became no integer")
-            pair = np.array(getattr(found, field.name)), np.array(getattr(original, field.name))
-        else:
-            pair = getattr(found, field.name), getattr(original, field.name)
-        yield (f"metadata.{field.name}", *pair)
+            value, expected = np.array(value), np.array(expected)
+        yield f"metadata.{field.name}", value, expected
 
 
 def _require_unchanged(call: str, watched: list[tuple[str, Any, np.ndarray | None]]) -> None:

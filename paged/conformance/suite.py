@@ -49,7 +49,7 @@ def run_conformance(
     subject = backend if isinstance(backend, Subject) else Subject(backend, target=target)
     chosen = tuple(subject.backend.layouts if layouts is None else map(get_layout, layouts))
     wanted = None if dtypes is None else tuple(dtypes)
-    plan = list(planned(select(cases), chosen, wanted))
+    plan = list(planned(subject, select(cases), chosen, wanted, full=full))
     results: list[Result] = []
     for case, layout, dtype in plan:
         if wanted is not None and dtype not in wanted:
@@ -84,7 +84,12 @@ def select(cases: str | Case | Iterable[str | Case] | None = None) -> tuple[Case
 
 
 def planned(
-    cases: Iterable[Case], layouts: Iterable[Layout], dtypes: tuple[str, ...] | None
+    subject: Subject,
+    cases: Iterable[Case],
+    layouts: Iterable[Layout],
+    dtypes: tuple[str, ...] | None = None,
+    *,
+    full: bool = False,
 ) -> Iterator[tuple[Case, Layout, str]]:
     """What will be run, layout by layout; a case without any wanted dtype stands once."""
     cases = tuple(cases)
@@ -92,6 +97,8 @@ def planned(
         for case in cases:
             own = case.dtypes or dtypes or DEFAULT_DTYPES
             fitting = [dtype for dtype in own if dtypes is None or dtype in dtypes]
+            if case.one_dtype and dtypes is None and not full:
+                fitting = [next(filter(subject.takes, fitting), fitting[0])]
             for dtype in fitting or own[:1]:
                 yield case, layout, dtype
 
@@ -104,9 +111,7 @@ def run_case(
 
     def result(status, reason="", error=None, rule=None, where=None) -> Result:
         seconds = time.perf_counter() - start
-        return Result(
-            case, layout.name, dtype, status, reason, error, seed, rule, where, seconds
-        )
+        return Result(case, layout.name, dtype, status, reason, error, seed, rule, where, seconds)
 
     if case.large and not full:
         return result("not_run", "large: runs with full=True (--full)")

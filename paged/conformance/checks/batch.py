@@ -43,9 +43,7 @@ def batch(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int) -
     every = np.arange(count)
     errors = [error, same(place(rows, "other blocks"), every, "other blocks", always=True)]
     order = generator(seed, case.name, "order").permutation(count)
-    errors.append(
-        same(place(tuple(rows[i] for i in order), "other order"), order, "another order")
-    )
+    errors.append(same(place(tuple(rows[i] for i in order), "other order"), order, "another order"))
     mixed = (*rows[:1], *others[1:])
     errors.append(same(place(mixed, "other neighbours"), every[:1], "other neighbours"))
     few = {"num_seqs": _FEW, "num_tokens": _FEW}

@@ -16,8 +16,8 @@ from paged.layouts import Layout, convert, share_pool
 from paged.metadata import NO_SLOT
 
 _OWN = {
-    False: Layout("ones_own", "block head (kv slot) dim"),
-    True: Layout("ones_own_latent", "block latent slot"),
+    False: Layout("ones_own", "slot block head (dim kv)"),
+    True: Layout("ones_own_latent", "latent slot block"),
 }
 
 

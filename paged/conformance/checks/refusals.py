@@ -179,4 +179,3 @@ WRONG_ASKS: dict[str, tuple[str, Change]] = {
     "value_presence": ("write", _value_presence),
 }
 """By the second part of a case's name: which call, and how its arguments are made wrong."""
-
