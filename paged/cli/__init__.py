@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paged import __version__
-from paged.cli import demo, generate, inventory, plan
+from paged.cli import conform, demo, generate, inventory, plan
 from paged.cli.console import OneLineErrors
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ for command in (
     plan.plan,
     inventory.backends,
     inventory.layouts,
+    conform.conform,
     demo.demo,
 ):
     app.command()(command)

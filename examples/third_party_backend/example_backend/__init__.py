@@ -1,0 +1,1 @@
+"""A backend of a third party: with a fault, and mended."""

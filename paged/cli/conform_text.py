@@ -1,0 +1,81 @@
+"""What `paged conform` shows: a matrix, what was not run and why, each failure with its command."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paged.conformance.matrix import Cell, by_reason, counted, matrix
+from paged.conformance.report import Result
+from paged.conformance.run import Run
+
+_MOST_FAILURES = 20
+_MOST_NAMES = 4
+_STYLES = {"failed": "bold red", "passed": "green", "refused": "blue", "not_run": "dim"}
+
+
+def show_run(run: Run) -> None:
+    """One backend: matrix, reasons, failures; what matters most stands last."""
+    report = run.report
+    table = Table(title=f"{report.backend}: feature by layout", title_justify="left")
+    table.add_column("feature")
+    for layout in report.layouts:
+        table.add_column(layout, overflow="fold")
+    for feature, cells in matrix(report).items():
+        table.add_row(feature, *(_cell(cells[layout]) for layout in report.layouts))
+    Console(markup=False, highlight=False).print(table)
+    _show_reasons("Not run", by_reason(report.results, "not_run"))
+    # Asks that contradict themselves: each backend refuses them all, in words of its own.
+    wrong = [result for result in report.results if result.case.check == "refusal"]
+    modest = [result for result in report.results if result.case.check != "refusal"]
+    _show_reasons("Refused, as the contract asks", by_reason(modest, "refused"))
+    if count := sum(result.status == "refused" for result in wrong):
+        typer.echo(f"Wrong asks refused: {count} (refuse/*)")
+    _show_failures(run)
+    typer.echo(f"{report.backend}: {counted(report.summary)} ({run.seconds:.1f} s)")
+
+
+def _cell(cell: Cell) -> Text:
+    lines = Text(style=_STYLES[cell.status])
+    lines.append("\n".join(str(cell).split(", ")))
+    return lines
+
+
+def _show_reasons(title: str, grouped: Mapping[str, list[Result]]) -> None:
+    if not grouped:
+        return
+    typer.echo(f"{title}:")
+    for reason, results in grouped.items():
+        names = list(dict.fromkeys(result.name for result in results))
+        listed = ", ".join(names[:_MOST_NAMES])
+        more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        typer.echo(f"  {len(results):>4}  {reason}: {listed}{more}")
+
+
+def _show_failures(run: Run) -> None:
+    failures = run.report.failures
+    if not failures:
+        return
+    typer.echo("Failed:")
+    for result in failures[:_MOST_FAILURES]:
+        error = "" if result.max_error is None else f", largest error {result.max_error:.3g}"
+        typer.echo(f"  {result.name} on {result.layout}, {result.dtype}{error}")
+        typer.echo(f"      {result.reason}")
+        typer.echo(f"      {run.command(result)}")
+    if len(failures) > _MOST_FAILURES:
+        more = len(failures) - _MOST_FAILURES
+        typer.echo(f"  and {more} more; --html and --json list them all")
+
+
+def show_left_out(left_out: Mapping[str, str]) -> None:
+    """Backends that were not tried."""
+    for name, reason in left_out.items():
+        typer.echo(f"{name}: not run, {reason}")
+
+
+def show_mutants(name: str, report: Any) -> None:
+    """How many seeded faults the suite caught, beside a stand-in for how others test."""
+    raise NotImplementedError
