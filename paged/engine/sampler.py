@@ -50,10 +50,7 @@ def sample(
     scaled = logits / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
     # Adding Gumbel noise and taking the largest draws from the softmax.
     noise = _noise(rows, logits.shape[-1])
-    if is_filtered:
-        drawn = _draw_filtered(scaled, noise, rows)
-    else:
-        drawn = first_largest(scaled + noise)
+    drawn = _draw_filtered(scaled, noise, rows) if is_filtered else first_largest(scaled + noise)
     return jnp.where(is_greedy, largest, drawn)
 
 
