@@ -234,3 +234,9 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content):
 def test_requests_of_no_tokens_are_refused():
     with pytest.raises(ValueError, match="tokens: got 0, expected an integer of at least 1"):
         plan(TINY, "1MiB").num_requests(0)
+
+
+def test_requests_do_not_get_the_null_block():
+    assert plan(TINY, 3 * 4096).num_blocks == 3
+    assert plan(TINY, 3 * 4096).num_requests(16) == 2
+    assert plan(TINY, 3 * 4096).num_requests(17) == 1
