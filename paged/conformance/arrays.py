@@ -4,6 +4,7 @@ A backend says which by an attribute `arrays`: "jax" (the default), "numpy" or "
 """
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,10 +32,35 @@ def given(array: np.ndarray, arrays: str, device: Any = None) -> Any:
     return bits.view(getattr(torch, array.dtype.name)).to(device)
 
 
+class TouchedError(TypeError):
+    """Somebody asked a stand-in for its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Untouchable:
+    """Like `jax.ShapeDtypeStruct`, but numpy and JAX cannot take it for an array of any kind."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TouchedError("the numbers of an array were read")
+
+    def __jax_array__(self) -> jax.Array:
+        raise TouchedError("the numbers of an array were read")
+
+    def __getitem__(self, _: Any) -> Any:
+        raise TouchedError("the numbers of an array were read")
+
+
 def stand_in(array: np.ndarray, arrays: str) -> Any:
     """Shape and dtype without numbers: touching them is an error."""
     if arrays != "torch":
-        return jax.ShapeDtypeStruct(array.shape, array.dtype)
+        return _Untouchable(array.shape, array.dtype)
     torch = sys.modules["torch"]
     return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device="meta")
 

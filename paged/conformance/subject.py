@@ -138,26 +138,16 @@ class Subject:
 
     def stand_ins(self, problem: Problem) -> tuple[Any, KVCache, AttentionMetadata, Any]:
         """Query, cache, metadata and sinks without numbers."""
-        return self._moved(problem, lambda array: stand_in(array, self.arrays))
+        return moved(problem, lambda array: stand_in(array, self.arrays))
 
     def _given(self, problem: Problem) -> tuple[Any, KVCache, AttentionMetadata, Any]:
-        query, cache, metadata, sinks = self._moved(problem, self.give)
+        query, cache, metadata, sinks = moved(problem, self.give)
         if problem.setup.strided:
             query = self._fused(problem)[:, : query.shape[1]]
             wide = np.concatenate([problem.metadata.block_table] * 2, axis=1)
             width = problem.metadata.block_table.shape[1]
             metadata = replace(metadata, block_table=self.give(wide)[:, :width])
         return query, cache, metadata, sinks
-
-    def _moved(
-        self, problem: Problem, move: Callable[[np.ndarray], Any]
-    ) -> tuple[Any, KVCache, AttentionMetadata, Any]:
-        cache = problem.cache
-        moved = KVCache(
-            move(cache.data), cache.layout, _maybe(move, cache.k_scale), _maybe(move, cache.v_scale)
-        )
-        metadata = problem.metadata.map(move)
-        return move(problem.query), moved, metadata, _maybe(move, problem.sinks)
 
     def _fused(self, problem: Problem) -> Any:
         """Queries, keys and values of each token in one array, along the head axis."""
@@ -253,6 +243,17 @@ class Subject:
         self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: Any, sinks: Any
     ) -> Any:
         return self.backend.attend(query, cache, metadata, spec, sinks=sinks)
+
+
+def moved(
+    problem: Problem, move: Callable[[np.ndarray], Any]
+) -> tuple[Any, KVCache, AttentionMetadata, Any]:
+    """Query, cache, metadata and sinks, each array put through a function."""
+    cache = problem.cache
+    scales = _maybe(move, cache.k_scale), _maybe(move, cache.v_scale)
+    elsewhere = KVCache(move(cache.data), cache.layout, *scales)
+    metadata = problem.metadata.map(move)
+    return move(problem.query), elsewhere, metadata, _maybe(move, problem.sinks)
 
 
 def expect_refusal(call: Callable[[], Any], why: str) -> None:

@@ -66,7 +66,7 @@ class IdentityTablesOnly(XlaBackend):
 
     def _attend(self, query, cache, metadata, spec, sinks):
         table = metadata.block_table
-        in_order = table[:, :1] + jnp.arange(table.shape[1], dtype=table.dtype)
+        in_order = table[:, :1] + jnp.arange(table.shape[1], dtype=table.dtype)[None]
         return super()._attend(query, cache, replace(metadata, block_table=in_order), spec, sinks)
 
 

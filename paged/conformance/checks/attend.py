@@ -13,21 +13,14 @@ from paged.layouts import Layout
 
 def attend(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int) -> float:
     """The procedure of most cases."""
-    problem = build(case.setup, layout, dtype, seed, case.name)
-    subject.require_claim(problem)
-    try:
-        error, out, lse, after = run(subject, problem, case.rules[0])
-    except Violation as violation:
-        raise _explained(violation, subject, case, layout, dtype, seed) from None
+    error, out, lse, after = _run_case(subject, case, layout, dtype, seed)
     require_same_bits((out, lse), subject.attend(after), "repeat", "a second call")
     return error
 
 
 def eager(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int) -> float:
     """The same outside `jax.jit`, where a backend holds the caller's own objects."""
-    problem = build(case.setup, layout, dtype, seed, case.name)
-    subject.require_claim(problem)
-    return run(subject, problem, case.rules[0], eager=True)[0]
+    return _run_case(subject, case, layout, dtype, seed, eager=True)[0]
 
 
 def repeat(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int) -> float:
@@ -41,6 +34,17 @@ def repeat(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int) 
     _, again_out, again_lse, _ = run(subject, first, case.rules[0])
     require_same_bits((out, lse), (again_out, again_lse), "repeat", "the call after another one")
     return error
+
+
+def _run_case(
+    subject: Subject, case: Case, layout: Layout, dtype: str, seed: int, *, eager: bool = False
+) -> tuple[float, np.ndarray, np.ndarray | None, Problem]:
+    problem = build(case.setup, layout, dtype, seed, case.name)
+    subject.require_claim(problem)
+    try:
+        return run(subject, problem, case.rules[0], eager=eager)
+    except Violation as violation:
+        raise _explained(violation, subject, case, layout, dtype, seed) from None
 
 
 def run(

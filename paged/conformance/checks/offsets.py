@@ -10,7 +10,7 @@ import numpy as np
 from paged.conformance.case import Case
 from paged.conformance.compare import compare_rows, expected_pool
 from paged.conformance.problem import Problem, build
-from paged.conformance.subject import Subject, served
+from paged.conformance.subject import Subject, moved, served
 from paged.conformance.verdict import NotRun, Violation
 from paged.layouts import KVCache, Layout
 
@@ -66,12 +66,9 @@ def _trace(subject: Subject, problem: Problem) -> None:
     block_elements = problem.cache.data.size // setup.num_blocks
     num_blocks = 4 * _INT32 // block_elements
     shape = layout.shape(num_blocks, setup.cache_spec(layout, problem.dtype))
-    query, cache, metadata, sinks = subject.stand_ins(problem)
+    query, cache, metadata, sinks = moved(problem, _abstract)
     cache = cache.with_data(jax.ShapeDtypeStruct(shape, cache.data.dtype))
-    rows = [
-        None if part is None else jax.ShapeDtypeStruct(part.shape, part.dtype)
-        for part in (problem.key, problem.value)
-    ]
+    rows = [None if part is None else _abstract(part) for part in (problem.key, problem.value)]
     backend = subject.backend
     trace_attend = jax.make_jaxpr(
         lambda query, cache, metadata, sinks: backend.attend(
@@ -96,6 +93,10 @@ def _trace(subject: Subject, problem: Problem) -> None:
                     f"{call} indexes a dimension of {longest} elements ({name}) for a pool of "
                     f"{num_blocks} blocks",
                 )
+
+
+def _abstract(array: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
