@@ -1,0 +1,5 @@
+"""x"""
+
+from paged.conformance.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()

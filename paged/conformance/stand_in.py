@@ -1,0 +1,160 @@
+"""A stand-in for how paged attention is usually tested, to be scored beside the suite.
+
+It has what public tests of such kernels have in common: one absolute tolerance (0.15, as in jax's
+tests/pallas/tpu_ragged_paged_attention_test.py, which also gave the lengths' kind, the window of 5,
+the soft cap of 50 and the scales of 0.5), uniform numbers in [0, 1), scale 1, sequences in
+neighbouring blocks, a pool of zeros, and one set of plain lengths, by itself and with each feature.
+In its favour it compares the whole pool after a write, to the same tolerance. It looks neither at
+lse nor at rows of padding.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from paged.backends.reference import oracle
+from paged.conformance.arrays import given, to_numpy
+from paged.conformance.compare import expected_pool
+from paged.conformance.problem import Problem, Row, assemble, generator
+from paged.conformance.setup import Setup
+from paged.dtypes import storage_dtype
+from paged.layouts import KVCache, Layout
+from paged.metadata import NULL_BLOCK
+
+TOLERANCE = 0.15
+
+_PLAIN = Setup(
+    ((1, 64), (1, 129), (5, 18), (20, 122)),
+    num_kv_heads=8,
+    group_size=4,
+    head_dim=128,
+    latent=(512, 64),
+    num_tokens=32,
+    table_width=9,
+    placement="identity",
+    poison="zero",
+)
+_SETUPS = {
+    "plain": _PLAIN,
+    "window": _PLAIN.but(window=5),
+    "soft cap": _PLAIN.but(soft_cap=50.0),
+    "sinks": _PLAIN.but(sinks="positive"),
+    "quantised": _PLAIN.but(cache_dtype="float8_e4m3fn", k_scale=0.5, v_scale=0.5),
+}
+
+
+class StandIn:
+    """The tests, with what they expect worked out once.
+
+    Args:
+        compiler_options: for `jax.jit`.
+    """
+
+    def __init__(self, compiler_options: dict[str, Any] | None = None) -> None:
+        self._options = compiler_options
+        self._expected: dict[tuple[str, str, str], tuple[Problem, np.ndarray]] = {}
+
+    def fault_seen(self, backend: Any, layout: Layout, dtype: str = "float32") -> str | None:
+        """What these tests have against a backend; None where they pass it.
+
+        Args:
+            backend: the backend.
+            layout: of the cache.
+            dtype: of queries, and of the cache where it is not quantised.
+        """
+        arrays = getattr(backend, "arrays", "jax")
+        write, attend = backend.write, _attend_of(backend)
+        if arrays == "jax" and getattr(backend, "traceable", True):
+            write = jax.jit(lambda *args: backend.write(*args), compiler_options=self._options)
+            attend = jax.jit(attend, static_argnums=3, compiler_options=self._options)
+        for name in _SETUPS:
+            problem, expected = self._prepared(name, layout, dtype)
+            try:
+                wrong = _wrong_pool(problem, write, arrays) if name == "plain" else None
+                wrong = wrong or _wrong_rows(problem, expected, attend, arrays)
+            except Exception as error:  # noqa: BLE001 (whatever a faulty backend raises)
+                wrong = f"raised {type(error).__name__}"
+            if wrong:
+                return f"{name}: {wrong}"
+        return None
+
+    def _prepared(self, name: str, layout: Layout, dtype: str) -> tuple[Problem, np.ndarray]:
+        key = (name, layout.name, dtype)
+        if key not in self._expected:
+            problem = plain_problem(_SETUPS[name], layout, dtype)
+            after = problem.with_pool(expected_pool(problem))
+            out, _ = oracle(after.query, after.cache, after.metadata, after.spec, after.sinks)
+            self._expected[key] = problem, out
+        return self._expected[key]
+
+
+def plain_problem(setup: Setup, layout: Layout, dtype: str) -> Problem:
+    """Uniform numbers, scale 1, zeros past the end of each row of the table."""
+    spec = setup.spec(layout)
+    storage = storage_dtype(dtype)
+    rng = generator(0, "stand-in")
+    rows = []
+    for query_len, seq_len in setup.sequences:
+        query = rng.random((query_len, spec.num_heads, spec.head_dim)).astype(storage)
+        key, value = (
+            rng.random((seq_len, spec.num_kv_heads, spec.head_dim)).astype(storage)
+            for _ in range(2)
+        )
+        rows.append(Row(query, key, value))
+    problem = assemble(tuple(rows), setup, layout, dtype, rng)
+    table = problem.metadata.block_table.copy()
+    for row, (_, seq_len) in enumerate(setup.sequences):
+        table[row, -(-seq_len // setup.block_size) :] = NULL_BLOCK
+    return replace(
+        problem,
+        spec=replace(problem.spec, scale=1.0),
+        query=np.nan_to_num(problem.query),
+        metadata=replace(problem.metadata, block_table=table),
+    )
+
+
+def _attend_of(backend: Any) -> Any:
+    def attend(query: Any, cache: Any, metadata: Any, spec: Any, sinks: Any) -> Any:
+        return backend.attend(query, cache, metadata, spec, sinks=sinks)
+
+    return attend
+
+
+def _wrong_pool(problem: Problem, write: Any, arrays: str) -> str | None:
+    tokens = int(problem.metadata.query_start_loc[-1])
+    rows = [
+        None if part is None else given(part[:tokens], arrays)
+        for part in (problem.key, problem.value)
+    ]
+    slots = given(problem.metadata.slot_mapping[:tokens], arrays)
+    found = write(_given_cache(problem.cache, arrays), *rows, slots)
+    return _apart("pool", to_numpy(found.data), expected_pool(problem))
+
+
+def _wrong_rows(problem: Problem, expected: np.ndarray, attend: Any, arrays: str) -> str | None:
+    after = problem.with_pool(expected_pool(problem))
+    sinks = None if after.sinks is None else given(after.sinks, arrays)
+    metadata = after.metadata.map(lambda array: given(array, arrays))
+    cache = _given_cache(after.cache, arrays)
+    out = attend(given(after.query, arrays), cache, metadata, after.spec, sinks)[0]
+    tokens = int(after.metadata.query_start_loc[-1])
+    return _apart("out", to_numpy(out)[:tokens], expected[:tokens])
+
+
+def _given_cache(cache: KVCache, arrays: str) -> KVCache:
+    scales = [
+        None if scale is None else given(scale, arrays) for scale in (cache.k_scale, cache.v_scale)
+    ]
+    return KVCache(given(cache.data, arrays), cache.layout, *scales)
+
+
+def _apart(name: str, found: np.ndarray, expected: np.ndarray) -> str | None:
+    if found.shape != expected.shape:
+        return f"{name} has shape {found.shape}, expected {expected.shape}"
+    error = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    # A NaN is not close to anything.
+    if (error <= TOLERANCE).all():
+        return None
+    return f"{name} is off by {error.max():.3g}"
