@@ -193,6 +193,7 @@ def resolve(
 
 
 def default_target() -> str:
+    """The target that JAX's default device is."""
     platform = jax.default_backend()
     return "cuda" if platform == "gpu" else platform
 
