@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from paged.cli.console import note
-
-if TYPE_CHECKING:
-    from paged.conformance.run import Run
 
 STDOUT = "-"
 BLOCKS = "blocks"
@@ -160,8 +157,7 @@ def _conform(
     if not is_quiet:
         show_left_out(left_out)
     if files["json"]:
-        forms = [run.report.as_json() for run in runs]
-        _write("json", files["json"], json.dumps(forms[0] if len(forms) == 1 else forms, indent=2))
+        _write_json(files["json"], [run.report.as_json() for run in runs])
     if files["html"]:
         _write("html", files["html"], to_html(runs, environment, left_out=left_out))
     if files["junit"]:
@@ -171,22 +167,21 @@ def _conform(
 
 def _mutants(names: tuple[str, ...], seed: int, json_file: str | None) -> bool:
     from paged.cli.conform_text import show_mutants
+    from paged.conformance import mutants
     from paged.conformance.lookup import find_backend
-    from paged.conformance.mutants import run_mutants
 
-    for name in names:
-        find_backend(name)
-    reports: list[Any] = []
-    for name in names:
+    backends = {name: find_backend(name) for name in names}
+    for backend in backends.values():
+        mutants.select_mutants(backend.name)
+    reports: list[mutants.MutationReport] = []
+    for name, backend in backends.items():
         with _progress(f"{name}, mutants") as on_result:
-            report = run_mutants(name, seed=seed, on_result=on_result)
-        reports.append(report)
+            reports.append(mutants.run_mutants(backend, seed=seed, on_result=on_result))
         if json_file != STDOUT:
-            show_mutants(name, report)
+            show_mutants(reports[-1])
     if json_file:
-        forms = [json.loads(report.to_json()) for report in reports]
-        _write("json", json_file, json.dumps(forms[0] if len(forms) == 1 else forms, indent=2))
-    return not any(json.loads(report.to_json())["survivors"] for report in reports)
+        _write_json(json_file, [report.as_json() for report in reports])
+    return all(report.ok for report in reports)
 
 
 @contextmanager
@@ -225,6 +220,11 @@ def _check_writable(option: str, file: str | None) -> None:
     if path.is_dir() or not path.parent.is_dir():
         what = "a folder" if path.is_dir() else f"no folder {path.parent}"
         raise ValueError(f"{option}: cannot write {file}: {what}")
+
+
+def _write_json(file: str, forms: list[Any]) -> None:
+    """One object for one backend, a list for several."""
+    _write("json", file, json.dumps(forms[0] if len(forms) == 1 else forms, indent=2))
 
 
 def _write(option: str, file: str, text: str) -> None:

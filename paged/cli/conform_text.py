@@ -1,7 +1,7 @@
 """What `paged conform` shows: a matrix, what was not run and why, each failure with its command."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from paged.conformance.matrix import Cell, by_reason, counted, matrix
 from paged.conformance.report import Result
 from paged.conformance.run import Run
 
+if TYPE_CHECKING:
+    from paged.conformance.mutants import MutationReport
+
 _MOST_FAILURES = 20
 _MOST_NAMES = 4
 _STYLES = {"failed": "bold red", "passed": "green", "refused": "blue", "not_run": "dim"}
@@ -20,7 +23,8 @@ _STYLES = {"failed": "bold red", "passed": "green", "refused": "blue", "not_run"
 def show_run(run: Run) -> None:
     """One backend: matrix, reasons, failures; what matters most stands last."""
     report = run.report
-    table = Table(title=f"{report.backend}: feature by layout", title_justify="left")
+    typer.echo(f"{report.backend}, feature by layout:")
+    table = Table()
     table.add_column("feature")
     for layout in report.layouts:
         table.add_column(layout, overflow="fold")
@@ -76,6 +80,28 @@ def show_left_out(left_out: Mapping[str, str]) -> None:
         typer.echo(f"{name}: not run, {reason}")
 
 
-def show_mutants(name: str, report: Any) -> None:
+def show_mutants(report: "MutationReport") -> None:
     """How many seeded faults the suite caught, beside a stand-in for how others test."""
-    raise NotImplementedError
+    table = Table()
+    for column in ("mutant", "killed by", "rule", "stand-in"):
+        table.add_column(column, overflow="fold")
+    for result in report.results:
+        table.add_row(
+            Text(result.name),
+            Text(result.case or "SURVIVES", style="" if result.killed else "bold red"),
+            result.rule or "",
+            {True: "killed", False: "survives", None: ""}[result.stand_in_killed],
+        )
+    Console(highlight=False).print(table)
+    if report.survivors:
+        typer.echo(f"Survivors: {', '.join(result.name for result in report.survivors)}")
+    typer.echo(f"{report.backend}: {_share(report.killed, report.total)} mutants killed")
+    if report.stand_in_killed is not None:
+        typer.echo(
+            f"stand-in: {_share(report.stand_in_killed, report.total)} (how others test: tolerance "
+            "0.15, inputs in [0, 1), scale 1, blocks in order, memory zero)"
+        )
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count} of {total} ({100 * count / max(total, 1):.0f} %)"

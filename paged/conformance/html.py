@@ -50,8 +50,8 @@ def _sentence(runs: Sequence[Run], failed: int) -> str:
     if not failed:
         return f"Nothing failed among {total:,} results."
     rules = dict.fromkeys(result.rule for run in runs for result in run.report.failures)
-    broken = ", ".join(f"{key}" for key in rules if key)
-    return f"{failed:,} of {total:,} results failed. Rules broken: {escape(broken)}."
+    broken = "; ".join(str(RULES[key]) for key in rules if key)
+    return f"{failed:,} of {total:,} results failed. Broken: {escape(broken)}."
 
 
 def _environment(environment: Environment, seconds: float) -> str:
@@ -64,6 +64,10 @@ def _environment(environment: Environment, seconds: float) -> str:
 
 
 _MONO = ' class="mono"'
+_LEGEND = (
+    '<p class="faint">Rows are features, the first part of a case\'s name. Refused: not claimed, '
+    "and refused with a reason, as the contract asks.</p>"
+)
 
 
 def _backend(run: Run, index: int) -> str:
@@ -74,6 +78,7 @@ def _backend(run: Run, index: int) -> str:
         f"<h2>{escape(report.backend)}{called}</h2>",
         f"<p>{escape(counted(report.summary))}; {run.seconds:,.1f} s.</p>",
         _matrix(run, index),
+        _LEGEND,
         _failures(run, index),
         _reasons(report.results, "not_run", "Not run, and why", is_open=True),
         _reasons(report.results, "refused", "Refused, as the contract asks", is_open=False),
@@ -118,7 +123,7 @@ def _failures(run: Run, index: int) -> str:
     failures = run.report.failures
     if not failures:
         return ""
-    parts = ["<h3>Failed</h3>"]
+    parts = [f"<h3>Failed ({len(failures):,})</h3>"]
     seen: set[str] = set()
     for result in failures:
         anchor = _anchor(index, result.layout, feature_of(result))

@@ -27,13 +27,17 @@ class Cell:
     @property
     def counts(self) -> dict[Status, int]:
         """How many ended in each status, the one that speaks for the cell first."""
-        found = {s: sum(result.status == s for result in self.results) for s in WORDS}
+        found: dict[Status, int] = {
+            s: sum(result.status == s for result in self.results) for s in WORDS
+        }
         return {status: count for status, count in found.items() if count}
 
     @property
     def status(self) -> Status:
         """Failed where anything failed, else passed where anything passed, and so on."""
-        return next(iter(self.counts), "not_run")
+        for status in self.counts:
+            return status
+        return "not_run"
 
     def __str__(self) -> str:
         return ", ".join(f"{WORDS[status]} {count}" for status, count in self.counts.items())

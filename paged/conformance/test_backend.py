@@ -13,7 +13,9 @@ from paged.conformance.plugin import Item, items
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each case, layout and dtype."""
-    metafunc.parametrize("item", [pytest.param(item, id=str(item)) for item in items(metafunc.config)])
+    metafunc.parametrize(
+        "item", [pytest.param(item, id=str(item)) for item in items(metafunc.config)]
+    )
 
 
 def test_backend(item: Item, record_property: Callable[[str, Any], None]) -> None:
