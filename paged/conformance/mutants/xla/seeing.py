@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no causal mask",
         "mask",
         before=_CAUSAL,
-        after="mask = (key >= 0) & (key <= jnp.max(row, axis=1, keepdims=True))",
+        after="mask = (key >= 0) & (key <= jnp.max(row, axis=1, keepdims=True) + 0 * row)",
     ),
     _mutant("first key dropped", "mask", before=_CAUSAL, after="mask = (key > 0) & (key <= row)"),
     _mutant(

@@ -133,7 +133,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "output accumulated in bfloat16",
         "precision",
         before=_OUT,
-        after="out=(state.out * kept[..., None] + product).astype(jnp.bfloat16).astype(jnp.float32)",
+        after="out=(state.out * kept[..., None] + product).astype(jnp.bfloat16)"
+        ".astype(jnp.float32)",
     ),
     _mutant(
         "sum accumulated in bfloat16",
@@ -168,13 +169,6 @@ MUTANTS: tuple[Mutant, ...] = (
         after=f"{_LOGITS}.astype(query.dtype).astype(jnp.float32)",
         dtype="bfloat16",
         likely=("logits/both_signs", "batch/mixed", "logits/*", "dtype/*"),
-    ),
-    _mutant(
-        "output accumulated in the query's type",
-        "precision",
-        before=_OUT,
-        after="out=(state.out * kept[..., None] + product).astype(jnp.bfloat16 if "
-        "values.shape[2] * values.shape[3] < 0 else jnp.bfloat16).astype(jnp.float32)",
     ),
     _mutant("lse to base 2", "lse", before=_LSE, after=_LSE.replace("jnp.log(", "jnp.log2(")),
     _mutant(
