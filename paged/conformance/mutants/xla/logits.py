@@ -27,11 +27,10 @@ MUTANTS: tuple[Mutant, ...] = (
         after="query.astype(jnp.float32) * spec.head_dim**-0.5",
     ),
     _mutant(
-        "scale without its sign",
-        "scale",
+        "soft cap of the magnitude",
+        "soft_cap",
         before="logits / spec.soft_cap",
         after="jnp.abs(logits) / spec.soft_cap",
-        likely=("soft_cap/2", "soft_cap/*"),
     ),
     _mutant("soft cap ignored", "soft_cap", before=_CAP, after="logits = logits"),
     _mutant(
