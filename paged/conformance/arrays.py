@@ -28,8 +28,9 @@ def given(array: np.ndarray, arrays: str, device: Any = None) -> Any:
         return array.copy()
     import torch
 
-    bits = torch.from_numpy(np.ascontiguousarray(array).view(_BITS[array.dtype.itemsize]).copy())
-    return bits.view(getattr(torch, array.dtype.name)).to(device)
+    # ascontiguousarray makes a scalar array one of one dimension: reshape it back.
+    bits = np.ascontiguousarray(array).view(_BITS[array.dtype.itemsize]).reshape(array.shape)
+    return torch.from_numpy(bits.copy()).view(getattr(torch, array.dtype.name)).to(device)
 
 
 class TouchedError(TypeError):

@@ -232,6 +232,18 @@ def test_refusals_are_right_for_what_is_not_claimed():
     assert all(result.reason for result in report.results if result.status != "passed")
 
 
+class OnTorch(ReferenceBackend):
+    arrays = "torch"
+
+
+def test_a_backend_may_work_on_torch_tensors():
+    pytest.importorskip("torch")
+    cases = ["batch/strided", "quantised/float8_e4m3fn*", "window/8", "refuse/*", "layouts/*"]
+    report = run_conformance(OnTorch(), cases=cases, layouts=["packed"])
+    assert report.ok, report.failures[0].reason
+    assert report.summary["passed"] >= 9
+
+
 def test_progress_is_told_after_each_result():
     seen = []
     report = run_conformance(
