@@ -241,7 +241,7 @@ def fuzz(
         print_blob=False,
         verbosity=hypothesis.Verbosity.quiet,
         report_multiple_bugs=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     @hypothesis.given(problems(chosen, dtypes, shapes=shapes))
     def search(drawn: Drawn) -> None:

@@ -36,7 +36,7 @@ _PLAIN = Setup(
     placement="identity",
     poison="zero",
 )
-_SETUPS = {
+SETUPS = {
     "plain": _PLAIN,
     "window": _PLAIN.but(window=5),
     "soft cap": _PLAIN.but(soft_cap=50.0),
@@ -69,7 +69,7 @@ class StandIn:
         if arrays == "jax" and getattr(backend, "traceable", True):
             write = jax.jit(lambda *args: backend.write(*args), compiler_options=self._options)
             attend = jax.jit(attend, static_argnums=3, compiler_options=self._options)
-        for name in _SETUPS:
+        for name in SETUPS:
             problem, expected = self._prepared(name, layout, dtype)
             try:
                 wrong = _wrong_pool(problem, write, arrays) if name == "plain" else None
@@ -83,7 +83,7 @@ class StandIn:
     def _prepared(self, name: str, layout: Layout, dtype: str) -> tuple[Problem, np.ndarray]:
         key = (name, layout.name, dtype)
         if key not in self._expected:
-            problem = plain_problem(_SETUPS[name], layout, dtype)
+            problem = plain_problem(SETUPS[name], layout, dtype)
             after = problem.with_pool(expected_pool(problem))
             out, _ = oracle(after.query, after.cache, after.metadata, after.spec, after.sinks)
             self._expected[key] = problem, out

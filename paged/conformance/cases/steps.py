@@ -37,6 +37,25 @@ def batches() -> Iterator[Case]:
         DECODES.but(sequences=((1, 9), (1, 40), (1, 16))),
     )
     yield Case(
+        "batch/more_tokens_than_sequences",
+        "no sequence is padding but tokens are: a token of padding takes some sequence's row",
+        (5, 8),
+        ("8",),
+        DECODES.but(num_seqs=7),
+        one_dtype=True,
+    )
+    yield Case(
+        "batch/more_sequences_than_tokens",
+        "sequences without a query take the place of one that has some",
+        (5, 8),
+        ("2",),
+        MIXED.but(
+            sequences=((1, 9), (0, 12), (0, 0), (0, 33), (0, 0), (0, 16), (0, 5), (3, 20)),
+            num_tokens=4,
+        ),
+        one_dtype=True,
+    )
+    yield Case(
         "batch/rows_without_keys",
         "rows of padding are not written, or lse is finite there",
         (5, 8),

@@ -12,6 +12,7 @@ import linecache
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -118,8 +119,11 @@ def source_of(module: str) -> str:
         ImportError: no module of that name, or one without source.
     """
     spec = importlib.util.find_spec(module)
+    # A loader may have no way to its source (pytest's has none), but there is a file.
     get_source = getattr(spec and spec.loader, "get_source", None)
     source = None if get_source is None else get_source(module)
+    if source is None and spec is not None and spec.has_location and spec.origin:
+        source = Path(spec.origin).read_text(encoding="utf-8")
     if source is None:
         raise ImportError(f"{module}: no source to be found")
     return source

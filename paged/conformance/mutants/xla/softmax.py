@@ -4,6 +4,7 @@ Left out, because no valid input tells them from the original:
 
 - `_finish` with another lse or divisor for rows without keys: a query sees its own key at least,
   so that such rows belong to tiles of padding, and `_back_to_tokens` reads none of them.
+- A first sum of 1: the first maximum is -inf, so that exp(-inf - m) takes it back to 0.
 - A masked logit of -1e30: it loses against every float32 logit that a finite input can give.
 - `lax.Precision.DEFAULT`: on a CPU it is the same program.
 """
@@ -79,13 +80,6 @@ MUTANTS: tuple[Mutant, ...] = (
         before=_FIRST_PEAK,
         after="peak=jnp.full(heads_rows, -1e4, jnp.float32)",
         likely=("logits/opposite", "logits/*"),
-    ),
-    _mutant(
-        "first sum 1, as if a key had been seen",
-        "softmax",
-        before="total=jnp.zeros(heads_rows, jnp.float32)",
-        after="total=jnp.ones(heads_rows, jnp.float32)",
-        likely=("batch/nothing", "batch/mixed", "batch/*"),
     ),
     _mutant(
         "each chunk forgets the output before it",

@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _narrow("slot -1 written (bfloat16)", before=_IS_WRITTEN, after="is_written = (slots >= -1) &"),
     _narrow(
-        "slot 0 of each pool left out (bfloat16)",
+        "first slot of each block left out (bfloat16)",
         before=_IS_WRITTEN,
         after="is_written = (slots % block_size > 0) &",
     ),

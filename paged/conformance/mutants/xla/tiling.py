@@ -235,7 +235,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "rows",
         before="min(num_seqs, num_tokens) + (num_tokens // rows if rows > 1 else 0)",
         after="min(num_seqs, num_tokens) + (num_tokens // rows if rows > 1 else 0) - 1",
-        likely=("batch/*",),
+        likely=("batch/more_tokens_than_sequences", "batch/*"),
     ),
     _tile(
         "queries of a tile shifted by one token",
@@ -260,7 +260,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "rows",
         before="is_query = each < starts[-1]",
         after="is_query = each <= starts[-1]",
-        likely=("batch/mixed", "batch/three_of_eight"),
+        likely=("batch/more_tokens_than_sequences", "batch/*"),
     ),
     _tile(
         "the last token counted as padding",
@@ -285,6 +285,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "rows",
         before="tiles_of = -(-query_lens // rows)",
         after="tiles_of = jnp.maximum(-(-query_lens // rows), 1)",
-        likely=("batch/full", "batch/empty_sequences", "batch/*"),
+        likely=("batch/more_sequences_than_tokens", "batch/*"),
     ),
 )
