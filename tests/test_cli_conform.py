@@ -56,7 +56,7 @@ def test_a_faulty_backend_fails_with_the_rule_and_the_command():
     )
     assert command in shown
     again = run(*command.split()[2:], code=1).stdout
-    (line,) = [line for line in shown.splitlines() if "rule 9" in line]
+    (line,) = [line for line in shown.splitlines() if "rule 9" in line and "at token" in line]
     assert line in again, "the command gives the same numbers"
 
 
@@ -71,6 +71,21 @@ def test_json_has_the_fixed_form_and_stands_alone(tmp_path):
     file = tmp_path / "found.json"
     assert "window" in run(FAULTY, *FEW, "--json", file, code=1).stdout
     assert json.loads(file.read_text()) == found
+
+
+def test_the_block_manager(tmp_path):
+    html = tmp_path / "blocks.html"
+    shown = run("blocks", "--html", html).stdout
+    assert "KVCacheManager: " in shown
+    assert ", 0 failed, 0 refused, " in shown
+    assert "KVCacheManager" in html.read_text()
+    faulty = run("blocks=failing:LosesABlock", "--case", "blocks/*", "--seed", "4", code=1).stdout
+    assert "rule B1 (block 0 is reserved" in faulty
+    command = "paged conform blocks=failing:LosesABlock --case blocks/free_count --seed 4"
+    assert command in faulty
+    found = json.loads(run("blocks", "--case", "blocks/free_count", "--json", "-").stdout)
+    assert found["layout"] is None
+    assert found["summary"] == {"passed": 1, "failed": 0, "refused": 0, "not_run": 0}
 
 
 def test_several_backends_give_a_list():
@@ -134,6 +149,9 @@ def test_a_target_that_the_backend_does_not_run_on():
         (("no_pkg.mod:Cls",), "backend: no_pkg.mod:Cls cannot be tested here: needs no_pkg"),
         (("failing:Missing",), "backend: failing has no 'Missing'"),
         (("failing:failing_run",), "backend: failing:failing_run is no backend"),
+        (("blocks=failing:failing_run",), "backend: blocks=failing:failing_run makes no manager"),
+        (("blocks=failing:Missing",), "factory: failing has no 'Missing'"),
+        (("blocks", "--case", "windows"), "cases: no case is named 'windows'"),
         (("xla", "--layout", "nhd"), "layout: got 'nhd', expected one of flash_attn"),
         (("xla", "--case", "windows"), "cases: no case is named 'windows'"),
         (("xla", "--dtype", "f32"), "dtype: got 'f32', expected one of float32"),

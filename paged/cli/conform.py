@@ -4,19 +4,21 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from paged.cli.console import note
 
+if TYPE_CHECKING:
+    from paged.conformance.run import Run
+
 STDOUT = "-"
-BLOCKS = "blocks"
-"""The name under which the block manager is a subject like any backend."""
 
 OnResult = Callable[[Any, int, int], None]
 
@@ -25,8 +27,9 @@ def conform(
     backend: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A listed backend, package.module:Class, or 'blocks' for the block manager; by "
-            "default every backend that this host can run."
+            help="A listed backend or package.module:Class; 'blocks' for this project's block "
+            "manager, blocks=package.module:Class for another. By default every backend that "
+            "this host can run."
         ),
     ] = None,
     layout: Annotated[
@@ -60,13 +63,14 @@ def conform(
         typer.Option("--mutants", help="Seed faults into the backend and count what is caught."),
     ] = False,
 ) -> None:
-    """Test backends against the contract; exit code 1 if anything fails.
+    """Test backends, or block managers, against the contract; exit code 1 if anything fails.
 
     \b
     Example:
       paged conform xla --layout flashinfer
       paged conform my_pkg.my_mod:MyBackend --case "window/*" --dtype bfloat16 --html report.html
       paged conform xla --json -
+      paged conform blocks
       paged conform --mutants xla
     """
     files = {"json": json_file, "html": html_file, "junit": junit_file}
@@ -80,89 +84,153 @@ def conform(
             raise ValueError(f"mutants: --mutants takes no {', '.join(unused)}")
         is_fine = _mutants(asked or ("xla",), seed, json_file)
     else:
-        is_fine = _conform(
-            asked, files, layout, case, dtype, interpret, full=full, seed=seed, target=target
+        ask = _Ask(
+            layouts=tuple(layout or ()),
+            cases=tuple(case or ()) or None,
+            dtypes=tuple(dtype or ()) or None,
+            interpret=interpret,
+            full=full,
+            seed=seed,
+            target=target,
         )
+        is_fine = _conform(asked, ask, files)
     if not is_fine:
         raise typer.Exit(1)
 
 
-def _conform(
-    asked: tuple[str, ...],
-    files: dict[str, str | None],
-    layouts: Sequence[str] | None,
-    cases: Sequence[str] | None,
-    dtypes: Sequence[str] | None,
-    interpret: bool,
-    *,
-    full: bool,
-    seed: int,
-    target: str | None,
-) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What each subject is asked, see `run_conformance`."""
+
+    layouts: tuple[str, ...]
+    cases: tuple[str, ...] | None
+    dtypes: tuple[str, ...] | None
+    interpret: bool
+    full: bool
+    seed: int
+    target: str | None
+
+
+def _conform(asked: tuple[str, ...], ask: _Ask, files: dict[str, str | None]) -> bool:
     # Here, so that `paged --help` does not wait for jax.
-    from paged.backends.registry import TARGETS
     from paged.cli.conform_text import show_left_out, show_run
-    from paged.conformance import run_conformance, select
     from paged.conformance.environment import Environment
     from paged.conformance.html import to_html
     from paged.conformance.junit import to_junit
-    from paged.conformance.lookup import find_backend, runs_anywhere, usable_backends
-    from paged.conformance.run import Run
+    from paged.conformance.lookup import find_backend, has_nothing_to_interpret, usable_backends
+    from paged.conformance.run import is_manager
+
+    # All that can be wrong is told before the first case runs.
+    managers = [name for name in asked if is_manager(name)]
+    backends, left_out = (
+        (
+            {
+                name: find_backend(name, interpret=ask.interpret)
+                for name in asked
+                if name not in managers
+            },
+            {},
+        )
+        if asked
+        else usable_backends(interpret=ask.interpret)
+    )
+    _check(ask, has_backends=bool(backends))
+    for name, reason in left_out.items():
+        note(f"{name} left out: {reason}")
+    if ask.interpret:
+        for name, backend in backends.items():
+            if has_nothing_to_interpret(backend):
+                note(f"{name} has nothing to interpret: it runs here as it is")
+
+    environment = Environment.here(command=shlex.join(["paged", *sys.argv[1:]]), seed=ask.seed)
+    runs: list[Run] = []
+    for name in asked or backends:
+        is_backend = name in backends
+        runs.append(
+            _run_backend(name, backends[name], ask) if is_backend else _run_manager(name, ask)
+        )
+        if files["json"] != STDOUT:
+            show_run(runs[-1])
+    if files["json"] != STDOUT:
+        show_left_out(left_out)
+    if file := files["json"]:
+        _write_json(file, [run.form for run in runs])
+    if file := files["html"]:
+        _write("html", file, to_html(runs, environment, left_out=left_out))
+    if file := files["junit"]:
+        _write("junit", file, to_junit(runs))
+    return not any(run.failures for run in runs)
+
+
+def _check(ask: _Ask, *, has_backends: bool) -> None:
+    from paged.backends.registry import TARGETS
+    from paged.conformance import select
     from paged.dtypes import COMPUTE_DTYPES
     from paged.layouts import get_layout
 
-    # All that can be wrong is told before the first case runs.
-    if target is not None and target not in TARGETS:
-        raise ValueError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
-    for name in dtypes or ():
+    if ask.target is not None and ask.target not in TARGETS:
+        raise ValueError(f"target: got {ask.target!r}, expected one of {', '.join(TARGETS)}")
+    for name in ask.dtypes or ():
         if name not in COMPUTE_DTYPES:
             raise ValueError(f"dtype: got {name!r}, expected one of {', '.join(COMPUTE_DTYPES)}")
-    for name in layouts or ():
+    for name in ask.layouts:
         get_layout(name)
-    names = [name for name in asked if name != BLOCKS]
-    if names:
-        select(cases)
-    backends, left_out = (
-        ({name: find_backend(name, interpret=interpret) for name in names}, {})
-        if asked
-        else usable_backends(interpret=interpret)
-    )
-    environment = Environment.here(command=_command_line(), seed=seed)
-    is_quiet = files["json"] == STDOUT
-    for name, reason in left_out.items():
-        note(f"{name} left out: {reason}")
-    if interpret:
-        for name in (name for name, found in backends.items() if runs_anywhere(found)):
-            if not hasattr(backends[name], "interpreted"):
-                note(f"{name} has nothing to interpret: it runs here as it is")
+    if has_backends:
+        select(ask.cases)
 
-    runs: list[Run] = []
-    for name, found in backends.items():
-        start = time.perf_counter()
-        with _progress(name) as on_result:
+
+def _run_backend(name: str, backend: Any, ask: _Ask) -> "Run":
+    import jax
+
+    from paged.conformance import Report, run_conformance
+    from paged.conformance.run import of_backend
+    from paged.layouts import get_layout
+
+    start = time.perf_counter()
+    reports: list[Report] = []
+    layouts = tuple(map(get_layout, ask.layouts)) or tuple(backend.layouts)
+    for layout in layouts:
+        with _progress(f"{name} on {layout.name}") as on_result:
             report = run_conformance(
-                found,
-                cases=cases or None,
-                layouts=layouts or None,
-                dtypes=dtypes or None,
-                full=full,
-                seed=seed,
-                target=target,
+                backend,
+                cases=ask.cases,
+                layouts=[layout],
+                dtypes=ask.dtypes,
+                full=ask.full,
+                seed=ask.seed,
+                target=ask.target,
                 on_result=on_result,
             )
-        run = Run(report, name, target, interpret, time.perf_counter() - start)
-        runs.append(run)
-        if not is_quiet:
-            show_run(run)
-    if not is_quiet:
-        show_left_out(left_out)
-    if files["json"]:
-        _write_json(files["json"], [run.report.as_json() for run in runs])
-    if files["html"]:
-        _write("html", files["html"], to_html(runs, environment, left_out=left_out))
-    if files["junit"]:
-        _write("junit", files["junit"], to_junit(runs))
-    return all(run.report.ok for run in runs)
+        reports.append(report)
+        # No other layout uses its programs, which take a gigabyte.
+        jax.clear_caches()
+    results = tuple(result for report in reports for result in report.results)
+    return of_backend(
+        Report(str(backend.name), tuple(layout.name for layout in layouts), results),
+        name,
+        target=ask.target,
+        interpret=ask.interpret,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _run_manager(name: str, ask: _Ask) -> "Run":
+    from paged.conformance.lookup import find_in_current_folder
+    from paged.conformance.managers import run_manager_conformance
+    from paged.conformance.run import of_manager
+
+    find_in_current_folder()
+    start = time.perf_counter()
+    factory = name.partition("=")[2] or None
+    with _progress(name) as on_result:
+        try:
+            report = run_manager_conformance(
+                factory, cases=ask.cases, seed=ask.seed, on_result=on_result
+            )
+        except TypeError as error:
+            # What is found under the name is no manager: the caller's mistake.
+            raise ValueError(f"backend: {name} makes no manager: {error}") from error
+    return of_manager(report, name, seconds=time.perf_counter() - start)
 
 
 def _mutants(names: tuple[str, ...], seed: int, json_file: str | None) -> bool:
@@ -233,7 +301,3 @@ def _write(option: str, file: str, text: str) -> None:
         return
     Path(file).write_text(text, encoding="utf-8")
     note(f"{option} written to {file}")
-
-
-def _command_line() -> str:
-    return shlex.join(["paged", *sys.argv[1:]])

@@ -1,5 +1,6 @@
 """What `paged conform` shows: a matrix, what was not run and why, each failure with its command."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -9,46 +10,42 @@ from rich.table import Table
 from rich.text import Text
 
 from paged.conformance.matrix import Cell, by_reason, counted, matrix
-from paged.conformance.report import Result
-from paged.conformance.run import Run
+from paged.conformance.run import Run, Shown
 
 if TYPE_CHECKING:
     from paged.conformance.mutants import MutationReport
 
-_MOST_FAILURES = 20
+_MOST_FAILURES = 10
 _MOST_NAMES = 4
 _STYLES = {"failed": "bold red", "passed": "green", "refused": "blue", "not_run": "dim"}
 
 
 def show_run(run: Run) -> None:
-    """One backend: matrix, reasons, failures; what matters most stands last."""
-    report = run.report
-    typer.echo(f"{report.backend}, feature by layout:")
+    """One subject: matrix, reasons, failures; what matters most stands last."""
+    typer.echo(f"{run.name}, feature by layout:")
     table = Table()
     table.add_column("feature")
-    for layout in report.layouts:
+    for layout in run.layouts:
         table.add_column(layout, overflow="fold")
-    for feature, cells in matrix(report).items():
-        table.add_row(feature, *(_cell(cells[layout]) for layout in report.layouts))
+    for feature, cells in matrix(run).items():
+        table.add_row(feature, *(_cell(cells[layout]) for layout in run.layouts))
     Console(markup=False, highlight=False).print(table)
-    _show_reasons("Not run", by_reason(report.results, "not_run"))
+    _show_reasons("Not run", by_reason(run.results, "not_run"))
     # Asks that contradict themselves: each backend refuses them all, in words of its own.
-    wrong = [result for result in report.results if result.case.check == "refusal"]
-    modest = [result for result in report.results if result.case.check != "refusal"]
+    wrong = sum(result.is_wrong_ask and result.status == "refused" for result in run.results)
+    modest = [result for result in run.results if not result.is_wrong_ask]
     _show_reasons("Refused, as the contract asks", by_reason(modest, "refused"))
-    if count := sum(result.status == "refused" for result in wrong):
-        typer.echo(f"Wrong asks refused: {count} (refuse/*)")
+    if wrong:
+        typer.echo(f"Wrong asks refused: {wrong} (refuse/*)")
     _show_failures(run)
-    typer.echo(f"{report.backend}: {counted(report.summary)} ({run.seconds:.1f} s)")
+    typer.echo(f"{run.name}: {counted(run.summary)} ({run.seconds:.1f} s)")
 
 
 def _cell(cell: Cell) -> Text:
-    lines = Text(style=_STYLES[cell.status])
-    lines.append("\n".join(str(cell).split(", ")))
-    return lines
+    return Text("\n".join(cell.words), style=_STYLES[cell.status])
 
 
-def _show_reasons(title: str, grouped: Mapping[str, list[Result]]) -> None:
+def _show_reasons(title: str, grouped: Mapping[str, list[Shown]]) -> None:
     if not grouped:
         return
     typer.echo(f"{title}:")
@@ -60,18 +57,21 @@ def _show_reasons(title: str, grouped: Mapping[str, list[Result]]) -> None:
 
 
 def _show_failures(run: Run) -> None:
-    failures = run.report.failures
+    failures = run.failures
     if not failures:
         return
     typer.echo("Failed:")
     for result in failures[:_MOST_FAILURES]:
         error = "" if result.max_error is None else f", largest error {result.max_error:.3g}"
-        typer.echo(f"  {result.name} on {result.layout}, {result.dtype}{error}")
+        typer.echo(f"  {result.name} on {result.place}{error}")
         typer.echo(f"      {result.reason}")
-        typer.echo(f"      {run.command(result)}")
+        typer.echo(f"      {result.command}")
     if len(failures) > _MOST_FAILURES:
         more = len(failures) - _MOST_FAILURES
         typer.echo(f"  and {more} more; --html and --json list them all")
+    rules = Counter(result.rule for result in failures if result.rule)
+    for rule, count in rules.most_common():
+        typer.echo(f"Broken {count} times: {rule}")
 
 
 def show_left_out(left_out: Mapping[str, str]) -> None:

@@ -5,10 +5,9 @@ from html import escape
 
 from paged.conformance.environment import Environment
 from paged.conformance.html_style import STYLE
-from paged.conformance.matrix import WORDS, Cell, by_reason, counted, feature_of, matrix
-from paged.conformance.report import Result, Status
-from paged.conformance.rules import RULES
-from paged.conformance.run import Run
+from paged.conformance.matrix import WORDS, Cell, by_reason, counted, matrix
+from paged.conformance.report import Status
+from paged.conformance.run import Run, Shown
 
 
 def to_html(
@@ -20,12 +19,12 @@ def to_html(
     """The whole page.
 
     Args:
-        runs: one for each backend.
+        runs: one for each subject.
         environment: where they were made.
         left_out: backends that were not tried, and why.
     """
-    failed = sum(len(run.report.failures) for run in runs)
-    names = ", ".join(run.report.backend for run in runs)
+    failed = sum(len(run.failures) for run in runs)
+    names = ", ".join(run.name for run in runs)
     verdict = f"{failed} failed" if failed else "nothing failed"
     body = [
         f"<h1>Conformance of {escape(names)}</h1>",
@@ -46,11 +45,11 @@ def to_html(
 
 
 def _sentence(runs: Sequence[Run], failed: int) -> str:
-    total = sum(len(run.report.results) for run in runs)
+    total = sum(len(run.results) for run in runs)
     if not failed:
         return f"Nothing failed among {total:,} results."
-    rules = dict.fromkeys(result.rule for run in runs for result in run.report.failures)
-    broken = "; ".join(str(RULES[key]) for key in rules if key)
+    rules = dict.fromkeys(result.rule for run in runs for result in run.failures)
+    broken = "; ".join(rule for rule in rules if rule)
     return f"{failed:,} of {total:,} results failed. Broken: {escape(broken)}."
 
 
@@ -71,17 +70,16 @@ _LEGEND = (
 
 
 def _backend(run: Run, index: int) -> str:
-    report = run.report
-    called = "" if run.asked in ("", report.backend) else f" ({escape(run.asked)})"
+    called = "" if run.asked == run.name else f" ({escape(run.asked)})"
     parts = [
         f'<section id="backend-{index}">',
-        f"<h2>{escape(report.backend)}{called}</h2>",
-        f"<p>{escape(counted(report.summary))}; {run.seconds:,.1f} s.</p>",
+        f"<h2>{escape(run.name)}{called}</h2>",
+        f"<p>{escape(counted(run.summary))}; {run.seconds:,.1f} s.</p>",
         _matrix(run, index),
         _LEGEND,
         _failures(run, index),
-        _reasons(report.results, "not_run", "Not run, and why", is_open=True),
-        _reasons(report.results, "refused", "Refused, as the contract asks", is_open=False),
+        _reasons(run.results, "not_run", "Not run, and why", is_open=True),
+        _reasons(run.results, "refused", "Refused, as the contract asks", is_open=False),
         _all_results(run),
         "</section>",
     ]
@@ -89,13 +87,13 @@ def _backend(run: Run, index: int) -> str:
 
 
 def _matrix(run: Run, index: int) -> str:
-    layouts = run.report.layouts
+    layouts = run.layouts
     head = "".join(f'<th scope="col">{escape(layout)}</th>' for layout in layouts)
     rows = [
         f'<tr><th scope="row">{escape(feature)}</th>'
         + "".join(_cell(cells[layout], f"{_anchor(index, layout, feature)}") for layout in layouts)
         + "</tr>"
-        for feature, cells in matrix(run.report).items()
+        for feature, cells in matrix(run).items()
     ]
     return (
         f'<div class="scroll"><table class="matrix"><thead><tr><th scope="col">feature</th>{head}'
@@ -120,42 +118,35 @@ def _anchor(index: int, layout: str, feature: str) -> str:
 
 
 def _failures(run: Run, index: int) -> str:
-    failures = run.report.failures
+    failures = run.failures
     if not failures:
         return ""
     parts = [f"<h3>Failed ({len(failures):,})</h3>"]
     seen: set[str] = set()
     for result in failures:
-        anchor = _anchor(index, result.layout, feature_of(result))
+        anchor = _anchor(index, result.layout, result.feature)
         identity = "" if anchor in seen else f' id="{escape(anchor)}"'
         seen.add(anchor)
-        parts.append(_failure(run, result, identity))
+        parts.append(_failure(result, identity))
     return "\n".join(parts)
 
 
-def _failure(run: Run, result: Result, identity: str) -> str:
-    rule = RULES[result.rule] if result.rule else None
-    message = result.reason.removeprefix(f"{rule}: ") if rule else result.reason
-    rows = {"seen": message}
-    if rule:
-        rows = {"broken": str(rule)} | rows
-    if result.max_error is not None:
-        rows["largest error"] = f"{result.max_error:.6g}"
-    if result.where is not None:
-        rows["at"] = str(result.where)
-        rows["seen"] = message.removesuffix(f" at {result.where}")
-    rows["exposes"] = result.case.exposes
-    if result.case.source:
-        rows["source"] = result.case.source
-    items = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items())
+def _failure(result: Shown, identity: str) -> str:
+    seen = result.reason.removeprefix(f"{result.rule}: ").removesuffix(f" at {result.where}")
+    error = "" if result.max_error is None else f"{result.max_error:.6g}"
+    rows = {"broken": result.rule, "seen": seen, "largest error": error, "at": result.where}
+    rows |= {"exposes": result.exposes, "source": result.source}
+    items = "".join(
+        f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items() if text
+    )
     return (
         f'<article class="failure"{identity}><h4><code>{escape(result.name)}</code> on '
-        f"{escape(result.layout)}, {escape(result.dtype)}</h4><dl>{items}</dl>"
-        f"<pre>{escape(run.command(result))}</pre></article>"
+        f"{escape(result.place)}</h4><dl>{items}</dl>"
+        f"<pre>{escape(result.command)}</pre></article>"
     )
 
 
-def _reasons(results: Iterable[Result], status: Status, title: str, *, is_open: bool) -> str:
+def _reasons(results: Iterable[Shown], status: Status, title: str, *, is_open: bool) -> str:
     grouped = by_reason(results, status)
     if not grouped:
         return ""
@@ -173,7 +164,7 @@ def _reasons(results: Iterable[Result], status: Status, title: str, *, is_open: 
     return f"<details{opened}><summary>{escape(title)} ({total:,})</summary>{table}</details>"
 
 
-def _case_names(results: Iterable[Result]) -> str:
+def _case_names(results: Iterable[Shown]) -> str:
     return ", ".join(
         f"<code>{escape(name)}</code>" for name in dict.fromkeys(result.name for result in results)
     )
@@ -181,17 +172,17 @@ def _case_names(results: Iterable[Result]) -> str:
 
 def _all_results(run: Run) -> str:
     rows = "".join(
-        f'<tr><td><code title="{escape(result.case.exposes)}">{escape(result.name)}</code></td>'
+        f'<tr><td><code title="{escape(result.exposes)}">{escape(result.name)}</code></td>'
         f"<td>{escape(result.layout)}</td><td>{escape(result.dtype)}</td>"
         f'<td class="{result.status}">{WORDS[result.status]}</td>'
         f'<td class="right">{"" if result.max_error is None else f"{result.max_error:.3g}"}</td>'
         f'<td class="right">{result.seconds:.2f}</td></tr>'
-        for result in run.report.results
+        for result in run.results
     )
     heads = ("case", "layout", "dtype", "", "largest error", "seconds")
     head = "".join(f"<th>{name}</th>" for name in heads)
     return (
-        f"<details><summary>All results ({len(run.report.results):,})</summary>"
+        f"<details><summary>All results ({len(run.results):,})</summary>"
         f'<div class="scroll"><table class="results"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></details>"
     )

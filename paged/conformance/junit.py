@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from paged.conformance.report import Result
-from paged.conformance.run import Run
+from paged.conformance.run import Run, Shown
 
 # Characters that XML 1.0 has no way to write.
 _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -18,28 +17,28 @@ def to_junit(runs: Sequence[Run]) -> str:
     """
     root = ElementTree.Element("testsuites", name="paged conform")
     for run in runs:
-        for layout in run.report.layouts:
-            results = [result for result in run.report.results if result.layout == layout]
+        for layout in run.layouts:
+            results = [result for result in run.results if result.layout == layout]
             suite = ElementTree.SubElement(root, "testsuite", _counts(results))
-            suite.set("name", f"{run.report.backend} on {layout}")
+            suite.set("name", f"{run.name} on {layout}")
             suite.extend(_test_case(run, result) for result in results)
     _count_all(root)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _test_case(run: Run, result: Result) -> ElementTree.Element:
+def _test_case(run: Run, result: Shown) -> ElementTree.Element:
     element = ElementTree.Element(
         "testcase",
-        classname=f"paged.conformance.{run.report.backend}.{result.layout}",
-        name=f"{result.name}[{result.dtype}]",
+        classname=f"paged.conformance.{run.name}.{result.layout}",
+        name=f"{result.name}[{result.dtype}]" if result.dtype else result.name,
         time=f"{result.seconds:.3f}",
     )
     reason = _legal(result.reason)
     if result.status == "failed":
         failure = ElementTree.SubElement(element, "failure", message=reason)
-        failure.set("type", f"rule {result.rule}")
-        failure.text = f"{reason}\n{result.case.exposes}\nreproduce: {run.command(result)}"
+        failure.set("type", result.rule.partition(" (")[0])
+        failure.text = f"{reason}\n{result.exposes}\nreproduce: {result.command}"
     elif result.status == "not_run":
         ElementTree.SubElement(element, "skipped", message=reason)
     elif result.status == "refused":
@@ -47,7 +46,7 @@ def _test_case(run: Run, result: Result) -> ElementTree.Element:
     return element
 
 
-def _counts(results: Sequence[Result]) -> dict[str, str]:
+def _counts(results: Sequence[Shown]) -> dict[str, str]:
     return {
         "tests": str(len(results)),
         "failures": str(sum(result.status == "failed" for result in results)),

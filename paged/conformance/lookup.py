@@ -56,7 +56,7 @@ def interpreted(backend: Any, name: str) -> Any:
     """
     if hasattr(backend, "interpreted"):
         return backend.interpreted()
-    if runs_anywhere(backend):
+    if has_nothing_to_interpret(backend):
         return backend
     raise ValueError(
         f"interpret: backend {name} runs on {backend.platform} and has no interpreter, expected "
@@ -64,9 +64,9 @@ def interpreted(backend: Any, name: str) -> Any:
     )
 
 
-def runs_anywhere(backend: Any) -> bool:
-    """Whether it needs no hardware but the host's CPU."""
-    return backend.platform in ("any", "cpu")
+def has_nothing_to_interpret(backend: Any) -> bool:
+    """Whether it needs no hardware but the host's CPU, and so no interpreter."""
+    return not hasattr(backend, "interpreted") and backend.platform in ("any", "cpu")
 
 
 def host_reason(backend: Any) -> str:
@@ -92,12 +92,17 @@ def _host(arrays: str) -> str:
     return default_target()
 
 
+def find_in_current_folder() -> None:
+    """Lets modules of the current folder be imported, as `python -m` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
 def _load(name: str) -> Any:
     try:
         if ":" not in name:
             return load_backend(name)
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
+        find_in_current_folder()
         return import_backend(name)
     except TypeError as error:
         # What is found under the name is no backend: the caller's mistake.

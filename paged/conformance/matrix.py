@@ -1,9 +1,10 @@
-"""A report as a matrix, feature by layout, and what its results have in common."""
+"""A run as a matrix, feature by layout, and what its results have in common."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from paged.conformance.report import STATUSES, Report, Result, Status
+from paged.conformance.report import Status
+from paged.conformance.run import Run, Shown
 
 WORDS: dict[Status, str] = {
     "failed": "fail",
@@ -22,14 +23,12 @@ class Cell:
         results: of its cases.
     """
 
-    results: tuple[Result, ...]
+    results: tuple[Shown, ...]
 
     @property
     def counts(self) -> dict[Status, int]:
         """How many ended in each status, the one that speaks for the cell first."""
-        found: dict[Status, int] = {
-            s: sum(result.status == s for result in self.results) for s in WORDS
-        }
+        found: dict[Status, int] = {s: sum(r.status == s for r in self.results) for s in WORDS}
         return {status: count for status, count in found.items() if count}
 
     @property
@@ -39,44 +38,34 @@ class Cell:
             return status
         return "not_run"
 
-    def __str__(self) -> str:
-        return ", ".join(f"{WORDS[status]} {count}" for status, count in self.counts.items())
+    @property
+    def words(self) -> list[str]:
+        """Each status with its count, the one that speaks for the cell first."""
+        return [f"{WORDS[status]} {count}" for status, count in self.counts.items()]
 
 
-def matrix(report: Report) -> dict[str, dict[str, Cell]]:
-    """Cells by feature and layout. A feature is the first part of its cases' names."""
-    features = dict.fromkeys(feature_of(result) for result in report.results)
+def matrix(run: Run) -> dict[str, dict[str, Cell]]:
+    """Cells by feature and layout, in the order in which they were run."""
+    features = dict.fromkeys(result.feature for result in run.results)
     return {
-        feature: {
-            layout: Cell(
-                tuple(
-                    result
-                    for result in report.results
-                    if result.layout == layout and feature_of(result) == feature
-                )
-            )
-            for layout in report.layouts
-        }
+        feature: {layout: _cell(run, feature, layout) for layout in run.layouts}
         for feature in features
     }
 
 
-def feature_of(result: Result) -> str:
-    """The first part of a case's name."""
-    return result.name.partition("/")[0]
+def _cell(run: Run, feature: str, layout: str) -> Cell:
+    return Cell(tuple(r for r in run.results if (r.feature, r.layout) == (feature, layout)))
 
 
-def by_reason(results: Iterable[Result], status: Status) -> dict[str, list[Result]]:
+def by_reason(results: Iterable[Shown], status: Status) -> dict[str, list[Shown]]:
     """Results of one status by their reason, the most frequent first."""
-    if status not in STATUSES:
-        raise ValueError(f"status: got {status!r}, expected one of {', '.join(STATUSES)}")
-    grouped: dict[str, list[Result]] = {}
+    grouped: dict[str, list[Shown]] = {}
     for result in results:
         if result.status == status:
             grouped.setdefault(result.reason, []).append(result)
     return dict(sorted(grouped.items(), key=lambda item: -len(item[1])))
 
 
-def counted(summary: dict[str, int]) -> str:
+def counted(summary: Mapping[Status, int]) -> str:
     """A summary in words: "12 passed, 1 failed, 0 refused, 3 not run"."""
     return ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in summary.items())

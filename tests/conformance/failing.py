@@ -1,11 +1,12 @@
-"""A backend with a fault, and a run of it: what the reports are tested with."""
+"""A backend and a block manager with a fault each: what the reports are tested with."""
 
 import functools
 from dataclasses import replace
 
 from paged.backends.reference import ReferenceBackend
+from paged.blocks import KVCacheManager
 from paged.conformance import run_conformance
-from paged.conformance.run import Run
+from paged.conformance.run import of_backend
 
 MARKUP = "<script>alert('&')</script>"
 
@@ -22,8 +23,16 @@ class WindowOffByOne(ReferenceBackend):
         return super()._attend(query, cache, metadata, spec, sinks)
 
 
+class LosesABlock(KVCacheManager):
+    """Counts one free block too few."""
+
+    @property
+    def num_free_blocks(self):
+        return super().num_free_blocks - 1
+
+
 @functools.cache
 def failing_run():
     cases = ["batch/mixed", "window/decode", "window/1", "sinks/mixed", "lengths/long", "mla/5*"]
     report = run_conformance(WindowOffByOne(), cases=cases, layouts=["flashinfer", "packed"])
-    return Run(report, asked="my_pkg.my_mod:WindowOffByOne", seconds=1.5)
+    return of_backend(report, "my_pkg.my_mod:WindowOffByOne", seconds=1.5)

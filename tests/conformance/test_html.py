@@ -76,10 +76,10 @@ def assert_shows_the_failing_run(text):
     assert rows["window"] == ["fail 2", "fail 2"]
     assert rows["sinks"] == ["refused 2", "refused 2"]
     assert rows["lengths"] == ["not run 2", "not run 2"]
-    assert set(rows) == {"feature", *matrix(run.report)}
-    for failure in run.report.failures:
-        assert run.command(failure) in found.text
-        assert str(failure.where) in found.text
+    assert set(rows) == {"feature", *matrix(run)}
+    for failure in run.failures:
+        assert failure.command in found.text
+        assert failure.where in found.text
     assert "rule 9 (a window W shows the last W keys, the token's own included)" in found.text
     assert "4 of 18 results failed" in " ".join(found.text.split())
     assert "large: runs with full=True (--full)" in found.text
@@ -117,7 +117,7 @@ def test_every_result_is_listed(page):
     rows = [
         row for table in Page(page).tables if table[0][-1].strip() == "seconds" for row in table
     ]
-    assert len(rows) == 1 + len(failing_run().report.results)
+    assert len(rows) == 1 + len(failing_run().results)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on the path")

@@ -1,1 +1,1 @@
-"""A backend of a third party: with a fault, and mended."""
+"""A backend of a third party: with two faults, and mended."""

@@ -1,4 +1,4 @@
-"""Attention over gathered blocks: short, slow, and with a fault."""
+"""Attention over gathered blocks: short, slow, and with two faults."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class ExampleBackend(KernelBackend):
         # Memory that a sequence does not own may hold NaN, and 0 * NaN is NaN.
         values = jnp.where(seen[..., None, None], values, 0)
 
-        grouped = query.reshape(num_tokens, spec.num_kv_heads, -1, spec.head_dim)
+        grouped = query.reshape(len(query), spec.num_kv_heads, -1, spec.head_dim)
         grouped = grouped.astype(jnp.float32) * spec.scale
         logits = jnp.einsum("thgd,tkhd->thgk", grouped, keys, precision="highest")
         logits = jnp.where(seen[:, None, None], logits, -jnp.inf)

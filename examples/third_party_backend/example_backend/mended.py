@@ -48,12 +48,12 @@ class ExampleBackend(KernelBackend):
         # Memory that a sequence does not own may hold NaN, and 0 * NaN is NaN.
         values = jnp.where(seen[..., None, None], values, 0)
 
-        grouped = query.reshape(num_tokens, spec.num_kv_heads, -1, spec.head_dim)
+        grouped = query.reshape(len(query), spec.num_kv_heads, -1, spec.head_dim)
         grouped = grouped.astype(jnp.float32) * spec.scale
         logits = jnp.einsum("thgd,tkhd->thgk", grouped, keys, precision="highest")
         logits = jnp.where(seen[:, None, None], logits, -jnp.inf)
         lse = jax.nn.logsumexp(logits, axis=-1)
-        weights = jnp.exp(logits - jnp.where(jnp.isneginf(lse), 0, lse)[..., None])
+        weights = jnp.where(seen[:, None, None], jax.nn.softmax(logits, axis=-1), 0)
         out = jnp.einsum("thgk,tkhd->thgd", weights, values, precision="highest")
         out = out.reshape(query.shape).astype(query.dtype)
         return AttentionOutput(out, lse.reshape(query.shape[:2]))
