@@ -172,7 +172,6 @@ def quantised() -> Iterator[Case]:
         (15,),
         ("11",),
         MIXED.but(cache_dtype="int8", k_scale=0.037, v_scale=0.0171),
-        one_dtype=True,
     )
     yield Case(
         "quantised/no_scales",

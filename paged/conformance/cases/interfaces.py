@@ -67,6 +67,7 @@ _REFUSALS = {
     "scale_shape": "more scales than KV heads",
     "cache_heads": "a cache of fewer heads than the spec",
     "layout_kind": "a latent spec over keys and values, or the other way round",
+    "cache_dtype": "a cache of int32",
     "slots_dtype": "slots of int64",
     "slots_length": "more slots than keys",
     "key_dtype": "keys of integers",

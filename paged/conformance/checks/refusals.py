@@ -48,6 +48,9 @@ def refusal(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int)
     ask = Ask(query, key, value, cache, metadata, problem.spec, sinks)
     call, change = WRONG_ASKS[what]
     wrong = change(ask, empty)
+    if what == "layout_kind" and not subject.reasons(wrong.spec, layout):
+        # `resolve` goes by these reasons: a refusal in the call comes too late for it.
+        raise Violation("claim", f"unsupported() gives no reason against {case.exposes}")
     if call == "write":
         expect_refusal(
             lambda: subject.backend.write(
@@ -139,6 +142,12 @@ def _other_kind(ask: Ask, empty: Empty) -> Ask:
     return replace(ask, spec=kind, query=query)
 
 
+def _cache_dtype(ask: Ask, empty: Empty) -> Ask:
+    """A cache of a type that none may be stored in."""
+    data = empty(tuple(ask.cache.data.shape), "int32")
+    return replace(ask, cache=replace(ask.cache, data=data, k_scale=None, v_scale=None))
+
+
 def _key_dtype(ask: Ask, empty: Empty) -> Ask:
     return replace(ask, key=empty(tuple(ask.key.shape), "int32"))
 
@@ -172,6 +181,7 @@ WRONG_ASKS: dict[str, tuple[str, Change]] = {
     "scale_shape": ("attend", _scale_shape),
     "cache_heads": ("attend", _heads_of_cache),
     "layout_kind": ("attend", _other_kind),
+    "cache_dtype": ("write", _cache_dtype),
     "slots_dtype": ("write", _field("slot_mapping", "int64")),
     "slots_length": ("write", _field("slot_mapping", longer=1)),
     "key_dtype": ("write", _key_dtype),

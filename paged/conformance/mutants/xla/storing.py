@@ -170,8 +170,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _storage(
         "divided in the type of the rows",
-        before="scaled = rows.astype(jnp.float32)",
-        after="scaled = rows",
+        before="scaled = scaled / per_head(scale)",
+        after="scaled = (rows / per_head(scale).astype(rows.dtype)).astype(jnp.float32)",
         dtype="bfloat16",
         likely=("quantised/odd_scales", "quantised/*"),
     ),
