@@ -23,7 +23,9 @@ def pytest_addoption(parser):
         group.addoption(
             f"--paged-{what}", action="append", metavar=what.upper(), help=f"{text} (paged)"
         )
-    group.addoption("--paged-full", action="store_true", help="also the large cases (paged)")
+    group.addoption(
+        "--paged-full", action="store_true", help="also the large cases; compiled as in use (paged)"
+    )
     group.addoption(
         "--paged-interpret", action="store_true", help="run kernels by their interpreter (paged)"
     )

@@ -44,7 +44,9 @@ def conform(
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Run kernels by their interpreter, on the CPU.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="Also the large cases.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also the large cases; code is compiled as in use.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of all numbers.", min=0)] = 0,
     target: Annotated[
         str | None, typer.Option(help="Platform to ask for; the backend's own by default.")
@@ -183,6 +185,7 @@ def _run_backend(name: str, backend: Any, ask: _Ask) -> "Run":
     import jax
 
     from paged.conformance import Report, run_conformance
+    from paged.conformance.lookup import subject_of
     from paged.conformance.run import of_backend
     from paged.layouts import get_layout
 
@@ -192,13 +195,12 @@ def _run_backend(name: str, backend: Any, ask: _Ask) -> "Run":
     for layout in layouts:
         with _progress(f"{name} on {layout.name}") as on_result:
             report = run_conformance(
-                backend,
+                subject_of(backend, target=ask.target, full=ask.full),
                 cases=ask.cases,
                 layouts=[layout],
                 dtypes=ask.dtypes,
                 full=ask.full,
                 seed=ask.seed,
-                target=ask.target,
                 on_result=on_result,
             )
         reports.append(report)
@@ -210,6 +212,7 @@ def _run_backend(name: str, backend: Any, ask: _Ask) -> "Run":
         name,
         target=ask.target,
         interpret=ask.interpret,
+        full=ask.full,
         seconds=time.perf_counter() - start,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paged.conformance.case import Case
-from paged.conformance.lookup import find_backend
+from paged.conformance.lookup import find_backend, subject_of
 from paged.conformance.run import command
 from paged.conformance.subject import Subject
 from paged.conformance.suite import planned, run_case, select
@@ -60,7 +60,7 @@ class Item:
             is_wrong = self.case.check == "refusal"
             record_property("paged_reason", "wrong asks" if is_wrong else result.reason)
         if result.status == "failed":
-            again = command(self.asked, result, interpret=self.interpret)
+            again = command(self.asked, result, interpret=self.interpret, full=self.full)
             pytest.fail(f"{result.reason}\nexposes: {self.case.exposes}\n{again}", pytrace=False)
 
 
@@ -82,7 +82,7 @@ def items(config: pytest.Config) -> list[Item]:
     interpret, full, seed = option("paged_interpret"), option("paged_full"), option("paged_seed")
     dtypes = tuple(option("paged_dtype") or ()) or None
     try:
-        subject = Subject(find_backend(asked, interpret=interpret))
+        subject = subject_of(find_backend(asked, interpret=interpret), full=full)
         layouts = map(get_layout, option("paged_layout") or subject.backend.layouts)
         plan = planned(subject, select(option("paged_case")), layouts, dtypes, full=full)
         return [

@@ -98,6 +98,7 @@ def of_backend(
     *,
     target: str | None = None,
     interpret: bool = False,
+    full: bool = False,
     seconds: float = 0.0,
 ) -> Run:
     """A backend's run.
@@ -107,6 +108,7 @@ def of_backend(
         asked: a listed name, or package.module:Class; the backend's own name by default.
         target: platform that was asked for, where it was not the backend's own.
         interpret: whether its kernels were interpreted.
+        full: whether large cases ran, and code was compiled as in use.
         seconds: how long all of it took.
     """
     asked = asked or report.backend
@@ -118,7 +120,7 @@ def of_backend(
             status=result.status,
             reason=result.reason,
             exposes=result.case.exposes,
-            command=command(asked, result, target=target, interpret=interpret),
+            command=command(asked, result, target=target, interpret=interpret, full=full),
             rule=str(RULES[result.rule]) if result.rule else "",
             where=str(result.where) if result.where else "",
             max_error=result.max_error,
@@ -159,12 +161,17 @@ def of_manager(report: ManagerReport, asked: str = BLOCKS, *, seconds: float = 0
 
 
 def command(
-    asked: str, result: Result, *, target: str | None = None, interpret: bool = False
+    asked: str,
+    result: Result,
+    *,
+    target: str | None = None,
+    interpret: bool = False,
+    full: bool = False,
 ) -> str:
     """The command that runs one result of a backend again, with the same numbers."""
     words = ["paged", "conform", asked, "--layout", result.layout, "--case", result.name]
     words += ["--dtype", result.dtype, "--seed", str(result.seed)]
     words += ["--target", target] if target else []
     words += ["--interpret"] if interpret else []
-    words += ["--full"] if result.case.large else []
+    words += ["--full"] if full or result.case.large else []
     return shlex.join(words)

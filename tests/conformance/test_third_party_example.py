@@ -20,6 +20,7 @@ FAULTY, MENDED = (
     (EXAMPLE / "example_backend" / f"{name}.py").read_text() for name in ("faulty", "mended")
 )
 FEW = ("--case", "batch/mixed", "--case", "window/8", "--case", "logits/same", "--case", "sinks/*")
+HALF = ("--dtype", "float16")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_the_example_as_a_package_of_its_own(site):
     assert listed["example"]["usable"]
     assert listed["example-faulty"]["layouts"] == ["flashinfer"]
 
-    faulty = command(site, "conform", "example-faulty", *FEW, "--json", "-")
+    faulty = command(site, "conform", "example-faulty", *FEW, *HALF, "--json", "-")
     assert faulty.returncode == 1, faulty.stderr
     cases = json.loads(faulty.stdout)["cases"]
     reasons = {case["name"]: case["reason"] for case in cases if case["status"] == "failed"}
@@ -75,7 +76,7 @@ def test_the_example_as_a_package_of_its_own(site):
     assert reasons["window/8"].startswith("rule 9 (a window W shows the last W keys")
     assert reasons["logits/same"].startswith("rule 14 (products, maxima, sums")
 
-    mended = command(site, "conform", "example", *FEW)
+    mended = command(site, "conform", "example", *FEW, *HALF)
     assert mended.returncode == 0, mended.stdout
     assert "0 failed" in mended.stdout
     assert "backend example: no sinks" in mended.stdout
