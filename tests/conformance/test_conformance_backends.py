@@ -10,6 +10,7 @@ import pytest
 
 from paged.backends import load_backend
 from paged.conformance import CASES, Case, Subject, run_conformance
+from paged.conformance.subject import QUICK
 from paged.layouts import LAYOUTS
 
 FULL = ("flashinfer", "mla")

@@ -10,8 +10,8 @@ from paged.backends.reference.writing import quantized
 from paged.conformance import Subject, Violation
 from paged.conformance.compare import expected_pool
 from paged.conformance.fuzz import ANY, FEW, fails, fuzz, problems
-from paged.conformance.mutants.run import QUICK
 from paged.conformance.problem import scale_of
+from paged.conformance.subject import QUICK
 
 
 @hypothesis.settings(max_examples=60)
