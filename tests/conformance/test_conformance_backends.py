@@ -18,8 +18,6 @@ GROUPS = tuple(dict.fromkeys(case.name.partition("/")[0] for case in CASES))
 ITEMS = range(1, 26)
 # Where another layout may treat another type of query in another way.
 BY_TYPE = ("batch", "dtype", "layouts")
-# The compiler's optimisation takes longer than all of these problems together.
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 @functools.cache
