@@ -82,11 +82,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "sink left out of the lse",
         "sinks",
-        before="lse = jnp.where(is_empty, -jnp.inf, state.peak + jnp.log(divisor))\n",
-        after="lse = jnp.where(is_empty, -jnp.inf, state.peak + jnp.log(divisor))\n"
-        "    if sinks is not None:\n"
-        "        lse = lse + jnp.log1p(-jnp.exp(jnp.minimum(jnp.repeat(sinks.reshape("
-        "spec.num_kv_heads, -1), rows, axis=1)[None] - lse, -1e-6)))\n",
+        before=_WITH_SINKS,
+        after="return _State(state.out * (kept * state.total / jnp.where(has_keys, total, 1.0))"
+        "[..., None], state.peak, state.total)",
     ),
     _mutant(
         "sinks in reverse", "sinks", before=_SINK, after=_SINK.replace("sinks.", "sinks[::-1].")
