@@ -49,7 +49,8 @@ from paged.models import (
 )
 
 EVAL_CONTEXT = 256
-MAX_CONTEXT = 512
+RECORD = "training.json"
+RECORDED_FLAGS = ("tokens_per_step", "learning_rate", "weight_decay", "dropout", "seed")
 HELD_OUT = 0.1
 
 
@@ -198,6 +199,20 @@ def nats_per_byte(
     return total / num_bytes
 
 
+def nats_by_position(model: Transformer, tokens: np.ndarray, num_bytes: int) -> dict[str, float]:
+    """The same figure by place in the context, from windows as long as the model is meant for."""
+    context, width = model.config.max_position_embeddings, 64
+    count = (len(tokens) - 1) // context
+    offsets = np.arange(count)[:, None] * context + np.arange(context + 1)
+    batches = np.array_split(tokens[offsets], max(1, count // 8))
+    scores = [np.asarray(score(model, jnp.asarray(batch))) for batch in batches]
+    nats = np.concatenate(scores).mean(axis=0) * len(tokens) / num_bytes
+    return {
+        f"{i}-{i + width - 1}": round(float(nats[i : i + width].mean()), 3)
+        for i in range(0, context, width)
+    }
+
+
 def rounded(model: Transformer) -> Transformer:
     """A copy whose weights are bfloat16 values, held in float32: what a saved model computes."""
     graph, state = nnx.split(model)
@@ -301,15 +316,11 @@ def train(
     return history
 
 
-def make(options: argparse.Namespace) -> None:
-    """Train, save, then evaluate what was saved."""
-    started, cpu_started = time.perf_counter(), time.process_time()
-    train_text, held_out_text = split_text(options.text)
-    tokenizer = train_tokenizer(train_text, options.vocab_size)
-    train_ids = np.array(tokenizer.encode(train_text).ids, np.int32)
-    held_out_ids = np.array(tokenizer.encode(held_out_text).ids, np.int32)
-    held_out_bytes = len(held_out_text.encode())
-
+def first_model(options: argparse.Namespace, text: str) -> tuple[Transformer, tokenizers.Tokenizer]:
+    """Random weights, and a tokenizer of the text; or both from the folder to start from."""
+    if options.start:
+        return load_model(options.start, jnp.float32), load_tokenizer(options.start).backend
+    tokenizer = train_tokenizer(text, options.vocab_size)
     config = ModelConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=options.hidden,
@@ -318,10 +329,20 @@ def make(options: argparse.Namespace) -> None:
         num_heads=options.heads,
         num_kv_heads=options.heads // 4,
         head_dim=options.hidden // options.heads,
-        max_position_embeddings=MAX_CONTEXT,
+        max_position_embeddings=max(phase.context for phase in options.phases),
         tie_word_embeddings=True,
     )
-    model = Transformer(config, rngs=nnx.Rngs(options.seed))
+    return Transformer(config, rngs=nnx.Rngs(options.seed)), tokenizer
+
+
+def make(options: argparse.Namespace) -> None:
+    """Train, save, then evaluate what was saved."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    train_text, held_out_text = split_text(options.text)
+    model, tokenizer = first_model(options, train_text)
+    train_ids = np.array(tokenizer.encode(train_text).ids, np.int32)
+    held_out_ids = np.array(tokenizer.encode(held_out_text).ids, np.int32)
+    held_out_bytes = len(held_out_text.encode())
     parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(
         f"{parameters:,} parameters, {len(train_ids):,} tokens, "
@@ -330,37 +351,41 @@ def make(options: argparse.Namespace) -> None:
     )
 
     history = train(model, train_ids, held_out_ids, held_out_bytes, options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(options.out / "tokenizer.json"), pretty=False)
     graph, state = nnx.split(model)
     save_model(nnx.merge(graph, jax.tree.map(lambda x: x.astype(jnp.bfloat16), state)), options.out)
+    tokenizer.save(str(options.out / "tokenizer.json"), pretty=False)
+    run = {
+        "phases": [f"{phase.context}:{phase.steps}" for phase in options.phases],
+        "flags": {name: getattr(options, name) for name in RECORDED_FLAGS},
+        "wall_seconds": round(time.perf_counter() - wall),
+        "cpu_seconds": round(time.process_time() - cpu),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "optax": optax.__version__,
+        "history": history,
+    }
+    before = json.loads((options.start / RECORD).read_text())["runs"] if options.start else []
+    runs = [*before, run]
+
     saved = load_model(options.out, dtype=jnp.float32)
     record = {
         "nats_per_byte": round(nats_per_byte(saved, held_out_ids, held_out_bytes), 4),
+        "nats_per_byte_by_position": nats_by_position(saved, held_out_ids, held_out_bytes),
         "held_out_bytes": held_out_bytes,
         "parameters": parameters,
         "train_tokens": len(train_ids),
-        "steps": options.steps,
-        "tokens_seen": options.steps * options.batch * 128,
-        "trained_context": MAX_CONTEXT,
-        "final_train_nats_per_token": history[-1]["train_nats_per_token"],
-        "wall_seconds": round(time.perf_counter() - started),
-        "cpu_seconds": round(time.process_time() - cpu_started),
-        "cores": len(os.sched_getaffinity(0)),
-        "flags": {k: v for k, v in vars(options).items() if k not in ("text", "out", "evaluate")},
+        "steps": sum(int(phase.split(":")[1]) for run in runs for phase in run["phases"]),
+        "wall_seconds": sum(run["wall_seconds"] for run in runs),
+        "cpu_seconds": sum(run["cpu_seconds"] for run in runs),
         "text": {
             "name": options.text.name,
             "sha256": hashlib.sha256(options.text.read_bytes()).hexdigest(),
         },
-        "versions": {
-            "jax": jax.__version__,
-            "optax": optax.__version__,
-            "python": platform.python_version(),
-        },
-        "history": history,
+        "runs": runs,
     }
-    (options.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in record.items() if k != "history"}, indent=1))
+    (options.out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in record.items() if name != "runs"}, indent=1))
     print(sample(saved, tokenizer, "First Citizen:\n", 200, seed=0))
 
 
@@ -369,8 +394,13 @@ def evaluate(options: argparse.Namespace) -> None:
     _, held_out = split_text(options.text)
     model = load_model(options.evaluate, dtype=jnp.float32)
     ids = np.array(load_tokenizer(options.evaluate).encode(held_out), np.int32)
-    figure = nats_per_byte(model, ids, len(held_out.encode()))
-    print(json.dumps({"nats_per_byte": round(figure, 4), "held_out_bytes": len(held_out.encode())}))
+    num_bytes = len(held_out.encode())
+    figures = {
+        "nats_per_byte": round(nats_per_byte(model, ids, num_bytes), 4),
+        "nats_per_byte_by_position": nats_by_position(model, ids, num_bytes),
+        "held_out_bytes": num_bytes,
+    }
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":
