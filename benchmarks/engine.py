@@ -21,6 +21,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+# torch's threads would spin between operations, and on a shared machine against each other: that
+# made its runs several times slower. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import jax
 import jax.numpy as jnp
 import numpy as np
