@@ -59,7 +59,14 @@ def test_its_record_says_what_it_took_and_how_good_it_is():
     assert record["nats_per_byte"] <= 1.75
     assert record["wall_seconds"] > 0
     assert record["steps"] > 0
-    assert record["flags"]["seed"] is not None
+    assert all(run["flags"].keys() >= {"seed", "learning_rate"} for run in record["runs"])
+
+
+def test_it_is_as_good_at_the_end_of_its_context_as_at_the_start():
+    record = json.loads((resolve_model("tiny-gqa") / "training.json").read_text())
+    places = record["nats_per_byte_by_position"]
+    assert len(places) * 64 == load_config("tiny-gqa").max_position_embeddings
+    assert max(places.values()) <= 1.75
 
 
 def test_four_query_heads_share_each_key_head():
@@ -75,7 +82,7 @@ def test_it_is_stored_in_bfloat16(tokenizer):
 
 
 def test_it_expects_words_in_the_manner_of_its_text(model, tokenizer):
-    assert nats_per_byte(model, tokenizer, PASSAGE) < 1.9
+    assert nats_per_byte(model, tokenizer, PASSAGE) < 1.5
 
 
 def test_it_does_not_expect_the_same_letters_backwards(model, tokenizer):
