@@ -308,10 +308,22 @@ def _from_config(outer: Mapping[str, Any], *, name: str) -> ModelCache:
     needed = ["num_hidden_layers", "num_attention_heads"]
     if not config.get("head_dim") and not config.get("kv_lora_rank"):
         needed.append("hidden_size")
-    missing = [field for field in needed if not isinstance(config.get(field), int)]
-    if missing:
-        raise ValueError(f"model: {name} has no {', '.join(missing)}, expected as in config.json")
+    optional = [field for field in ("head_dim", "num_key_value_heads") if config.get(field)]
+    for field in needed + optional:
+        value = config.get(field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            given = f"got {value!r}" if field in config else "is not there"
+            raise ValueError(
+                f"model: {field} of {name} {given}, expected an integer of at least 1 as in "
+                "config.json"
+            )
     num_heads = config["num_attention_heads"]
+    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"model: num_key_value_heads of {name} got {num_kv_heads}, expected a divisor of "
+            f"num_attention_heads {num_heads}"
+        )
     num_layers, num_window_layers = _count_layers(config, name)
     dtype = config.get("dtype") or config.get("torch_dtype")
     common = {
@@ -332,7 +344,7 @@ def _from_config(outer: Mapping[str, Any], *, name: str) -> ModelCache:
         )
     return ModelCache(
         **common,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
     )
 

@@ -199,7 +199,11 @@ def test_a_budget_of_another_form_is_refused(text):
     ("arguments", "message"),
     [
         ({"model": "llama-9"}, "model: got 'llama-9', expected a config.json, a folder with one"),
-        ({"model": {"num_hidden_layers": 2}}, "has no num_attention_heads, hidden_size"),
+        ({"model": {"num_hidden_layers": 2}}, "num_attention_heads of config is not there"),
+        ({"model": {**TINY, "num_hidden_layers": 0}}, "num_hidden_layers of llama got 0, expected"),
+        ({"model": {**TINY, "num_attention_heads": 0}}, "num_attention_heads of llama got 0, expected"),
+        ({"model": {**TINY, "head_dim": "64"}}, "head_dim of llama got '64', expected an integer"),
+        ({"model": {**TINY, "num_key_value_heads": 3}}, "num_key_value_heads of llama got 3, expected"),
         ({"model": {**TINY, "layer_types": ["mamba"]}}, "layer_types: llama has mamba, expected"),
         ({"memory": 4095}, "memory: got 4095 bytes, expected at least two blocks of 4096 bytes"),
         ({"memory": "1TiB"}, "slots, expected fewer than 2147483648 slots"),

@@ -78,7 +78,11 @@ def select(cases: str | Case | Iterable[str | Case] | None = None) -> tuple[Case
             continue
         fitting = [case for case in CASES if fnmatchcase(case.name, pattern)]
         if not fitting:
-            raise ValueError(f"cases: no case is named {pattern!r}; there are {len(CASES)}")
+            groups = dict.fromkeys(case.name.partition("/")[0] for case in CASES)
+            raise ValueError(
+                f"cases: no case is named {pattern!r}, expected a name or a pattern of one; they "
+                f"begin with {'/, '.join(groups)}/"
+            )
         chosen += [case for case in fitting if case not in chosen]
     return tuple(chosen)
 

@@ -25,6 +25,7 @@ class ReferenceBackend(KernelBackend):
     name = "reference"
     platform = "cpu"
     layouts = tuple(LAYOUTS.values())
+    any_layout = True
     capabilities = Capabilities(batch_invariant=True)
     arrays = "numpy"
 

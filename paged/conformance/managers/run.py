@@ -94,7 +94,11 @@ def _selected(cases: str | Iterable[str] | None) -> tuple[ManagerCase, ...]:
     for pattern in [cases] if isinstance(cases, str) else cases:
         fitting = [case for case in MANAGER_CASES if fnmatchcase(case.name, pattern)]
         if not fitting:
-            raise ValueError(f"cases: no case is named {pattern!r}; there are {len(MANAGER_CASES)}")
+            groups = dict.fromkeys(case.name.partition("/")[0] for case in MANAGER_CASES)
+            raise ValueError(
+                f"cases: no case is named {pattern!r}, expected a name or a pattern of one; they "
+                f"begin with {'/, '.join(groups)}/"
+            )
         chosen += [case for case in fitting if case not in chosen]
     return tuple(chosen)
 
