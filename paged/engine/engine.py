@@ -107,8 +107,16 @@ class Engine:
     def step(self) -> list[tuple[Request, int]]:
         """Dispatch the next step, then read the one before; returns the tokens that were read.
 
-        Requests that a token or their length ended have a `finish_reason` by then.
+        Requests that a token or their length ended have a `finish_reason` by then. When a step
+        fails, or is interrupted, nobody knows what the caches hold: every request is given up.
         """
+        try:
+            return self._step()
+        except BaseException:
+            self._give_up_all()
+            raise
+
+    def _step(self) -> list[tuple[Request, int]]:
         parts = self.scheduler.schedule()
         done = self._pending
         self._pending = self._runner.dispatch(parts, self._table.host) if parts else None
@@ -121,6 +129,11 @@ class Engine:
         request.finish_reason = reason
         request.is_aborted = reason is None
         self.scheduler.release(request)
+
+    def _give_up_all(self) -> None:
+        self._pending = None
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.finish(request, request.finish_reason)
 
     def _read(self, done: InFlight) -> list[tuple[Request, int]]:
         tokens = done.sampled()

@@ -193,6 +193,9 @@ class LLM:
             raise ValueError(
                 f"params: got {len(params)}, expected one for each of {len(listed)} prompts"
             )
+        for index, own in enumerate(params):
+            if not isinstance(own, SamplingParams):
+                raise ValueError(f"params[{index}]: got {own!r}, expected SamplingParams")
         generations: list[Generation] = []
         try:
             for index, (prompt, own) in enumerate(zip(listed, params, strict=True)):
@@ -200,7 +203,7 @@ class LLM:
                     generations.append(self._admit(index, prompt, own))
                 except ValueError as error:
                     raise ValueError(f"prompts[{index}]: {error}") from error
-        except ValueError:
+        except BaseException:
             self._give_up(generations)
             raise
         self._generations |= {g.request.request_id: g for g in generations}
@@ -220,13 +223,18 @@ class LLM:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("prompt: got a string, expected token ids without a tokenizer")
-            return self.tokenizer.encode(prompt)
-        ids = [int(token) for token in prompt]
+            ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, Sequence | np.ndarray):
+            ids = list(prompt)
+        else:
+            raise ValueError(f"prompt: got {prompt!r}, expected a string or token ids")
         vocab = self.model.config.vocab_size
         for place, token in enumerate(ids):
-            if not 0 <= token < vocab:
-                raise ValueError(f"prompt[{place}]: got {token}, expected 0 <= token < {vocab}")
-        return ids
+            if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
+                raise ValueError(
+                    f"prompt[{place}]: got {token!r}, expected an integer 0 <= token < {vocab}"
+                )
+        return [int(token) for token in ids]
 
     def _run(self, generations: list[Generation]) -> Iterator[Increment]:
         left = list(generations)
@@ -236,6 +244,8 @@ class LLM:
                     while generation.increments:
                         yield generation.increments.popleft()
                 left = [g for g in left if g.request.finish_reason is None or g.increments]
+                if any(generation.request.is_aborted for generation in left):
+                    raise RuntimeError("the request was given up when a step of the engine failed")
                 if left:
                     self._step()
         finally:

@@ -1,9 +1,12 @@
 """`SamplingParams`: how one request chooses its tokens and when it ends."""
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_SEED = 2**64 - 1
+
+# What float32 holds: the device divides by it.
+_LARGEST = 3.4e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,18 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            if not isinstance(getattr(self, name), Iterable):
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a sequence")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        if not _is_number(self.temperature) or not 0 <= self.temperature <= _LARGEST:
             raise ValueError(
-                f"temperature: got {self.temperature}, expected a finite number of at least 0"
+                f"temperature: got {self.temperature!r}, expected a number from 0 to {_LARGEST:g}"
             )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: got {self.top_p}, expected 0 < top_p <= 1")
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: got {self.top_p!r}, expected 0 < top_p <= 1")
         _require_integer("top_k", self.top_k, 0, 2**31 - 1)
         _require_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         if self.seed is not None:
@@ -68,6 +74,10 @@ class SamplingParams:
     def is_filtered(self) -> bool:
         """Whether some tokens are ruled out before one is drawn."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _require_integer(name: str, value: int, low: int, high: int) -> None:

@@ -40,6 +40,10 @@ def ragged_attention(
     sinks: Float[jax.Array, " num_heads"] | None,
 ) -> tuple[Float[jax.Array, "T num_heads value_dim"], Float[jax.Array, "T num_heads"]]:
     """Output in the query's dtype, and the log-sum-exp in float32; see `Backend.attend`."""
+    if not metadata.num_tokens or not metadata.block_table.size:
+        # Padding at most, which sees no key; there would be no tile, or no block, to take apart.
+        shape = (metadata.num_tokens, spec.num_heads)
+        return jnp.zeros((*shape, spec.value_dim), query.dtype), jnp.full(shape, -jnp.inf)
     rows = tile_rows(metadata.max_query_len)
     tiles = cut(metadata, rows)
     num_tiles = tiles.sequence.shape[0]

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged import AttentionSpec, KVCacheSpec, Layout, MetadataBuilder, UnsupportedError, resolve
+from paged import (
+    AttentionMetadata,
+    AttentionSpec,
+    KVCacheSpec,
+    Layout,
+    MetadataBuilder,
+    UnsupportedError,
+    resolve,
+)
 from paged.backends.xla.attend import _chunking, ragged_attention
 from paged.backends.xla.quantize import to_storage
 from paged.layouts import LAYOUTS, KVCache
@@ -182,6 +190,34 @@ def test_a_layout_of_ones_own_needs_no_code():
         results.append(each.attend(query, cache, step.metadata))
     np.testing.assert_array_equal(results[0].out, results[1].out)
     assert np.abs(results[0].out[:3]).min() > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("num_seqs", "num_tokens", "num_blocks"), [(2, 0, 3), (0, 2, 3), (2, 2, 0)]
+)
+def test_empty_batches(dtype, num_seqs, num_tokens, num_blocks):
+    spec = AttentionSpec(2, 1, 4, 0.5)
+    attention = resolve(spec, layout="flashinfer", backend="xla")
+    cache = attention.allocate(num_blocks=3, block_size=2, dtype=dtype)
+    metadata = AttentionMetadata(
+        block_table=np.zeros((num_seqs, num_blocks), np.int32),
+        slot_mapping=np.full(num_tokens, -1, np.int32),
+        seq_lens=np.zeros(num_seqs, np.int32),
+        query_start_loc=np.zeros(num_seqs + 1, np.int32),
+        distribution=np.zeros(3, np.int32),
+        max_query_len=1,
+        max_seq_len=1,
+    )
+    metadata.validate(cache=cache, spec=spec)
+    rows = jnp.ones((num_tokens, 1, 4))
+    written = attention.write(cache, rows, rows, metadata.slot_mapping)
+    assert np.asarray(written.data).tobytes() == np.asarray(cache.data).tobytes()
+    out, lse = attention.attend(jnp.ones((num_tokens, 2, 4)), cache, metadata)
+    assert out.shape == (num_tokens, 2, 4)
+    assert not np.asarray(out).any()
+    assert lse.shape == (num_tokens, 2)
+    assert np.isneginf(np.asarray(lse)).all()
 
 
 def test_quantising_rounds_to_even_and_clips():
