@@ -245,6 +245,15 @@ def test_the_command_alone_shows_help_and_version():
         (("generate",), "prompt: got none, expected --prompt TEXT"),
         (("generate", "nothing-here", "--prompt", "a"), "model: got 'nothing-here', expected"),
         (("generate", "--prompt", "a", "--temperature", "-1"), "temperature: got -1.0"),
+        (
+            ("generate", "--prompt", "a", "--dtype", "nosuch"),
+            "dtype: got 'nosuch', expected one of",
+        ),
+        (("generate", "--prompt", "a", "--dtype", "int8"), "dtype: got 'int8', expected one of"),
+        (
+            ("generate", "--prompt", "a\udc80"),
+            "prompts[0]: text[1]: got the lone surrogate '\\udc80', expected",
+        ),
         (("demo", "nothing-here"), "model: got 'nothing-here', expected"),
     ],
 )

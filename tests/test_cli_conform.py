@@ -160,6 +160,11 @@ def test_a_target_that_the_backend_does_not_run_on():
         (("xla", "--seed", "-1"), "Invalid value for '--seed'"),
         (("xla", "--html", "no/such/folder.html"), "html: cannot write no/such/folder.html"),
         (("xla", "--junit", "/"), "junit: cannot write /: a folder"),
+        (("xla", "--json", "/proc/x.json"), "json: cannot write /proc/x.json: No such file"),
+        (
+            ("--mutants", "xla", "--json", "/proc/x.json"),
+            "json: cannot write /proc/x.json: No such",
+        ),
         (("--mutants", "xla", "--case", "x"), "mutants: --mutants takes no --case"),
         (("--mutants", FAULTY), "backend: no mutants are listed for"),
     ],
@@ -169,6 +174,15 @@ def test_bad_usage_is_one_line_and_code_2(arguments, message):
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"paged: {message}")
+
+
+@pytest.mark.parametrize("before", [None, "kept"])
+def test_the_check_for_writing_leaves_files_as_they_were(before, tmp_path):
+    file = tmp_path / "report.json"
+    if before is not None:
+        file.write_text(before)
+    run("nope", "--json", file, code=2)
+    assert (file.read_text() if file.exists() else None) == before
 
 
 def test_mutants(monkeypatch):

@@ -1,6 +1,7 @@
 """`paged conform`: what the conformance suite says of a backend, as text, JSON, HTML and JUnit."""
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -284,13 +285,27 @@ def _progress(title: str) -> Iterator[OnResult]:
 
 
 def _check_writable(option: str, file: str | None) -> None:
-    """Refuses a file that could not be written after minutes of work."""
+    """Refuses a file that could not be written after minutes of work; leaves none behind."""
     if file is None or (option == "json" and file == STDOUT):
         return
     path = Path(file)
     if path.is_dir() or not path.parent.is_dir():
         what = "a folder" if path.is_dir() else f"no folder {path.parent}"
-        raise ValueError(f"{option}: cannot write {file}: {what}")
+        raise ValueError(f"{option}: cannot write {file}: {what}, expected a file to write")
+    is_new = not path.exists()
+    if not is_new and not path.is_file():
+        # To open a pipe and close it again would end it for its reader.
+        if not os.access(path, os.W_OK):
+            raise ValueError(f"{option}: cannot write {file}: expected a file to write")
+        return
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ValueError(
+            f"{option}: cannot write {file}: {error.strerror}, expected a file to write"
+        ) from error
+    if is_new:
+        path.resolve().unlink()
 
 
 def _write_json(file: str, forms: list[Any]) -> None:

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paged.models.builtin import resolve_model
 from paged.models.config import ModelConfig
 from paged.models.hf_config import config_from_hf, config_to_hf
 from paged.models.hf_tensors import Parameter, parameter_table
+from paged.models.json_file import read_object
 from paged.models.transformer import Transformer
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -28,11 +29,13 @@ def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> Model
     """The `ModelConfig` of a built-in model or of a folder with a `config.json`.
 
     Raises:
-        ValueError: see `config_from_hf` and `resolve_model`; the file's path leads the message.
+        ValueError: no JSON object, and see `config_from_hf` and `resolve_model`; the file's path
+            leads the message.
     """
     file = resolve_model(path) / "config.json"
+    values = read_object(file)
     try:
-        return config_from_hf(json.loads(file.read_text()), ignore_keys=ignore_keys)
+        return config_from_hf(values, ignore_keys=ignore_keys)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 
@@ -50,10 +53,13 @@ def load_model(
         ignore_config_keys: keys of config.json to pass over instead of refusing them as unknown.
 
     Raises:
-        ValueError: a config that is not supported, or tensors that are missing, extra, of a wrong
-            shape or of a type other than fp32, fp16, bf16: one error that lists them all.
+        ValueError: another dtype than fp32, fp16, bf16; a config that is not supported; a broken
+            index or safetensors file; or tensors that are missing, extra, of a wrong shape or of
+            another type than those: one error that lists them all.
         FileNotFoundError: a weight file that is not there.
     """
+    if dtype is not None:
+        dtype = _parameter_dtype(dtype)
     folder = resolve_model(path)
     config = load_config(folder, ignore_keys=ignore_config_keys)
     table = parameter_table(config)
@@ -71,6 +77,18 @@ def load_model(
             for path, variable in nnx.to_flat_state(state)
         }
     return nnx.merge(graph, nnx.from_flat_state(loaded))
+
+
+def _parameter_dtype(dtype: DTypeLike) -> jnp.dtype:
+    accepted = [jnp.dtype(kind) for kind in _DTYPES.values()]
+    try:
+        known = jnp.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or known not in accepted:
+        names = ", ".join(sorted({kind.name for kind in accepted}))
+        raise ValueError(f"dtype: got {dtype!r}, expected one of {names}")
+    return known
 
 
 def save_model(model: Transformer, path: str | Path) -> None:
@@ -101,18 +119,36 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / _ONE_FILE]
     if not (folder / _INDEX).exists():
         raise FileNotFoundError(f"{folder}: has neither {_ONE_FILE} nor {_INDEX}")
-    names = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
-    absent = [name for name in names if not (folder / name).exists()]
+    names = _shard_names(folder / _INDEX)
+    absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise FileNotFoundError(f"{folder}: {_INDEX} names files not there: {', '.join(absent)}")
     return [folder / name for name in names]
+
+
+def _shard_names(index: Path) -> list[str]:
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(
+            f"{index}: weight_map: got {weight_map!r}, expected an object of tensor and file names"
+        )
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{index}: weight_map.{tensor}: got {name!r}, expected a file name")
+    return sorted(set(weight_map.values()))
 
 
 def _open_tensors(files: Iterable[Path], stack: ExitStack) -> dict[str, Any]:
     """By tensor name, the open file that holds it. Nothing is read yet."""
     tensors = {}
     for file in files:
-        handle = stack.enter_context(safe_open(file, framework="numpy"))
+        try:
+            handle = stack.enter_context(safe_open(file, framework="numpy"))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file}: got {file.stat().st_size} bytes that are no safetensors ({error}), "
+                "expected a whole safetensors file"
+            ) from error
         tensors.update(dict.fromkeys(handle.keys(), handle))
     return tensors
 

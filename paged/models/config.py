@@ -1,5 +1,6 @@
 """One description of a decoder of the Llama family; its members differ in data, not in code."""
 
+import math
 from dataclasses import dataclass, field
 
 from paged.models.rope import RopeConfig
@@ -71,6 +72,10 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")
+        if not (math.isfinite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
+            raise ValueError(
+                f"rms_norm_eps: got {self.rms_norm_eps!r}, expected a finite number of at least 0"
+            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim: got {self.head_dim}, expected an even number")
         if self.num_heads % self.num_kv_heads:

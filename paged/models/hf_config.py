@@ -19,7 +19,8 @@ def _no_windows(keys: Keys, num_layers: int) -> Windows:
 
 def _same_window(keys: Keys, num_layers: int) -> Windows:
     """Mistral's rule: every layer slides, unless the window is null."""
-    return (keys.require("sliding_window"),) * num_layers
+    window = keys.require("sliding_window")
+    return (None if window is None else keys.count("sliding_window"),) * num_layers
 
 
 def _windows_by_layer(keys: Keys, num_layers: int) -> Windows:
@@ -31,7 +32,11 @@ def _windows_by_layer(keys: Keys, num_layers: int) -> Windows:
     elif keys.require("sliding_window") is not None and types is None:
         first = keys.integer("max_window_layers")
         types = [_SLIDING if i >= first else _FULL for i in range(num_layers)]
-    types = types or [_FULL] * num_layers
+    if window is not None:
+        window = keys.count("sliding_window")
+    types = [_FULL] * num_layers if types is None else types
+    if not isinstance(types, list):
+        raise ValueError(f"layer_types: got {types!r}, expected a list of {_FULL}, {_SLIDING}")
     if len(types) != num_layers:
         raise ValueError(f"layer_types: got {len(types)} entries, expected {num_layers}")
     for layer_type in types:
@@ -94,6 +99,8 @@ def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = 
             missing or out of range, or an unknown key that is not null or false. The key, its
             value and what is supported are named.
     """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"config: got {values!r}, expected a JSON object")
     keys = Keys(values)
     name = _architecture_name(keys)
     architecture = _ARCHITECTURES[name]
@@ -103,11 +110,10 @@ def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = 
     def bias(rule: bool | str) -> bool:
         return keys.flag(rule) if isinstance(rule, str) else rule
 
-    num_layers, num_heads = keys.integer("num_hidden_layers"), keys.integer("num_attention_heads")
+    num_layers, num_heads = keys.count("num_hidden_layers"), keys.count("num_attention_heads")
     hidden_size = keys.integer("hidden_size")
     quotient = hidden_size // num_heads if architecture.head_dim_defaults_to_quotient else None
     kv_heads = num_heads if architecture.kv_heads_default_to_heads else None
-    eos = keys.get("eos_token_id", [])
     config = ModelConfig(
         architecture=name,
         vocab_size=keys.integer("vocab_size"),
@@ -115,10 +121,10 @@ def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = 
         intermediate_size=keys.integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=keys.integer("num_key_value_heads", kv_heads),
+        num_kv_heads=keys.count("num_key_value_heads", kv_heads),
         head_dim=keys.integer("head_dim", quotient),
         max_position_embeddings=keys.integer("max_position_embeddings", 2048),
-        rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=keys.number("rms_norm_eps", 1e-6, low=0),
         rope=read_rope(keys),
         windows=architecture.windows(keys, num_layers),
         qkv_bias=bias(architecture.qkv_bias),
@@ -126,8 +132,8 @@ def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = 
         mlp_bias=bias(architecture.mlp_bias),
         qk_norm=architecture.qk_norm,
         tie_word_embeddings=keys.flag("tie_word_embeddings"),
-        bos_token_id=keys.get("bos_token_id"),
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
+        bos_token_id=keys.token_id("bos_token_id"),
+        eos_token_ids=keys.token_ids("eos_token_id"),
     )
     keys.refuse_unread(ignore_keys)
     return config
@@ -190,7 +196,9 @@ def _architecture_name(keys: Keys) -> str:
     names, model_type = keys.get("architectures", []), keys.get("model_type")
     if not names:
         names = [name for name, a in _ARCHITECTURES.items() if a.model_type == model_type]
-    if len(names) != 1 or names[0] not in _ARCHITECTURES:
+    # A list first: what is written may be anything, and a lookup wants a hashable name.
+    known = isinstance(names, list) and len(names) == 1 and names[0] in ARCHITECTURES
+    if not known:
         raise ValueError(
             f"architectures: got {keys.get('architectures')!r} with model_type {model_type!r}, "
             f"supported are {', '.join(ARCHITECTURES)}"

@@ -4,6 +4,7 @@ Every key is either read, known to change no arithmetic, or refused: a key that 
 is a model that silently computes something else.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -70,12 +71,41 @@ class Keys:
             raise self._error(key, value, "an integer")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number; required if there is no default."""
+    def count(self, key: str, default: int | None = None) -> int:
+        """An integer of at least 1; required if there is no default."""
         value = self.get(key, default)
+        if not _is_integer(value, 1):
+            raise self._error(key, value, "an integer of at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, low: float = -math.inf) -> float:
+        """A finite number of at least `low`; required if there is no default."""
+        value = self.get(key, default)
+        expected = "a finite number" + (f" of at least {low:g}" if math.isfinite(low) else "")
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._error(key, value, "a number")
-        return float(value)
+            raise self._error(key, value, expected)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or number < low:
+            raise self._error(key, value, expected)
+        return number
+
+    def token_id(self, key: str, default: int | None = None) -> int | None:
+        """A token's id; `default` where it is missing or null."""
+        value = self.get(key, default)
+        if value is not None and not _is_integer(value, 0):
+            raise self._error(key, value, "an integer of at least 0 or null")
+        return value
+
+    def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Token ids, written as a list or as one integer; `default` if missing or null."""
+        value = self.get(key, default)
+        ids = value if isinstance(value, list | tuple) else [value]
+        if not all(_is_integer(entry, 0) for entry in ids):
+            raise self._error(key, value, "an integer of at least 0, a list of those or null")
+        return tuple(ids)
 
     def flag(self, key: str) -> bool:
         """A boolean, false where it is missing."""
@@ -108,3 +138,7 @@ class Keys:
         got = "null" if value is None and key in self._values else repr(value)
         got = "nothing" if key not in self._values else got
         return ValueError(f"{self._prefix}{key}: got {got}, expected {expected}")
+
+
+def _is_integer(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low

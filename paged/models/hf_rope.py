@@ -27,7 +27,7 @@ def read_rope(keys: Keys) -> RopeConfig:
     if new is not None and old is not None:
         raise ValueError(f"rope_scaling: got {old!r} beside rope_parameters, expected one of them")
     field = "rope_scaling" if new is None else "rope_parameters"
-    values = old or {} if new is None else new
+    values = new if new is not None else {} if old is None or old is False else old
     if not isinstance(values, Mapping) or any(isinstance(v, Mapping) for v in values.values()):
         raise ValueError(f"{field}: got {values!r}, expected one object for all layers")
 
@@ -38,7 +38,7 @@ def read_rope(keys: Keys) -> RopeConfig:
     # Only an object that says nothing but the base may leave its type out.
     plain = "default" if set(values) <= {"rope_theta"} else None
     rope_type = inner.get("rope_type", inner.get("type", plain))
-    if rope_type not in _ARGUMENTS:
+    if not isinstance(rope_type, str) or rope_type not in _ARGUMENTS:
         raise ValueError(
             f"{field}.rope_type: got {rope_type!r}, supported are {', '.join(_ARGUMENTS)}"
         )

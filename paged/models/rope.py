@@ -45,8 +45,8 @@ class RopeConfig:
             )
         for name in ("theta", "factor", "low_freq_factor", "original_max_position_embeddings"):
             value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(f"{name}: got {value!r}, expected a positive number")
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name}: got {value!r}, expected a positive finite number")
         if not self.high_freq_factor > self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor: got {self.high_freq_factor}, expected more than "

@@ -183,6 +183,75 @@ def test_tokenizer_takes_end_ids_from_the_generation_config_first(folder):
         load_tokenizer(folder)
 
 
+def one_line(caught):
+    return len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["cut", b"", b"\0" * 8, b"garbage" * 9])
+def test_a_broken_weight_file_is_named(content, folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-7] if content == "cut" else content)
+    with pytest.raises(ValueError, match=r"model\.safetensors: got \d+ bytes .*expected") as caught:
+        load_model(folder)
+    assert one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{}", "weight_map: got None, expected an object"),
+        ('{"weight_map": []}', r"weight_map: got \[\], expected an object"),
+        ("[]", r"got \[\], expected a JSON object"),
+        ('{"weight_map": {"a": null}}', r"weight_map\.a: got None, expected a file name"),
+        ("{", "got no JSON .*expected a JSON object"),
+    ],
+)
+def test_a_broken_index_is_named(index, message, folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=rf"index\.json: {message}") as caught:
+        load_model(folder)
+    assert one_line(caught)
+
+
+@pytest.mark.parametrize("dtype", ["nosuch", "int8", "float64"])
+def test_a_dtype_that_no_parameter_has_is_refused(dtype):
+    with pytest.raises(ValueError, match=f"dtype: got '{dtype}', expected one of bfloat16, float"):
+        load_model("tiny-gqa", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{", "got no tokenizer .*expected a Hugging Face tokenizer"),
+        ("tokenizer.json", "[]", "got no tokenizer .*expected a Hugging Face tokenizer"),
+        ("generation_config.json", "[]", r"got \[\], expected a JSON object"),
+        ("generation_config.json", "{", "got no JSON .*expected a JSON object"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": [[1]]}',
+            r"eos_token_id: got \[\[1\]\], expec",
+        ),
+        ("generation_config.json", '{"bos_token_id": "q"}', "bos_token_id: got 'q', expected"),
+        ("config.json", "null", "got null, expected a JSON object"),
+    ],
+)
+def test_a_broken_file_beside_the_tokenizer_is_named(name, content, message, folder):
+    import tokenizers
+
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"/{name}: {message}") as caught:
+        load_tokenizer(folder)
+    assert one_line(caught)
+
+
+def test_a_lone_surrogate_is_no_text():
+    with pytest.raises(ValueError, match=r"text\[1\]: got the lone surrogate '\\udc80', expected"):
+        load_tokenizer("tiny-gqa").encode("a\udc80")
+
+
 def test_importing_the_models_takes_neither_torch_nor_transformers():
     program = "import sys, paged.models; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run(

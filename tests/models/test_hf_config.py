@@ -186,6 +186,22 @@ def test_rope_in_both_spellings(keys, rope):
         ({"hidden_size": "64"}, "hidden_size: got '64', expected an integer"),
         ({"vocab_size": None}, "vocab_size: got null, expected an integer"),
         ({"attention_bias": 1}, "attention_bias: got 1, expected true or false"),
+        (
+            {"num_attention_heads": 0},
+            "num_attention_heads: got 0, expected an integer of at least 1",
+        ),
+        ({"architectures": [["a"]]}, r"architectures: got \[\['a'\]\] .*supported are Llama"),
+        ({"architectures": 5}, "architectures: got 5 .*supported are Llama"),
+        ({"rope_scaling": {"rope_type": ["a"]}}, r"rope_type: got \['a'\], supported are default"),
+        ({"rope_scaling": []}, r"rope_scaling: got \[\], expected one object"),
+        ({"eos_token_id": [[1]]}, r"eos_token_id: got \[\[1\]\], expected an integer"),
+        ({"eos_token_id": "x"}, "eos_token_id: got 'x', expected an integer of at least 0"),
+        ({"eos_token_id": -5}, "eos_token_id: got -5, expected an integer of at least 0"),
+        ({"bos_token_id": "q"}, "bos_token_id: got 'q', expected an integer of at least 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: got nan, expected a finite number"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps: got -1, expected a finite number of at least 0"),
+        ({"rope_theta": float("inf")}, "rope_theta: got inf, expected a finite number"),
+        ({"rope_theta": 10**400}, "rope_theta: got 10+, expected a finite number"),
     ],
 )
 def test_refusals_name_the_field_its_value_and_what_is_accepted(keys, message):
@@ -240,7 +256,7 @@ def test_defaults_that_differ_between_classes_are_not_guessed(architecture, key)
         config_from_hf(values)
 
 
-@pytest.mark.parametrize("layer_types", [["full_attention"], ["chunked_attention"] * 4])
+@pytest.mark.parametrize("layer_types", [["full_attention"], ["chunked_attention"] * 4, 5, []])
 def test_layer_types_are_checked(layer_types):
     with pytest.raises(ValueError, match="layer_types: got"):
         config_from_hf(small("Qwen3ForCausalLM", layer_types=layer_types))
@@ -277,3 +293,30 @@ def test_load_config_names_the_file(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(llama(hidden_act="gelu")))
     with pytest.raises(ValueError, match=r"config\.json: hidden_act: got 'gelu'"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize("window", ["x", 0, -4])
+def test_a_window_is_a_count(window):
+    with pytest.raises(
+        ValueError, match=r"sliding_window: got .*expected an integer of at least 1"
+    ):
+        config_from_hf(small("MistralForCausalLM", sliding_window=window))
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{", ""])
+def test_a_config_that_is_no_object_is_refused(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json: got .*expected a JSON object") as caught:
+        load_config(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_values_that_are_no_object_are_refused():
+    with pytest.raises(ValueError, match=r"config: got \[\], expected a JSON object"):
+        config_from_hf([])
+
+
+@pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1.0])
+def test_a_model_config_checks_its_epsilon(eps):
+    with pytest.raises(ValueError, match=r"rms_norm_eps: got .*expected a finite number"):
+        ModelConfig(100, 64, 96, 2, 8, 2, 8, rms_norm_eps=eps)
