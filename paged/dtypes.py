@@ -37,7 +37,7 @@ def storage_dtype(name: str) -> np.dtype[Any]:
     Raises:
         ValueError: `name` is not in `STORAGE_DTYPES`.
     """
-    if name not in _STORAGE:
+    if not isinstance(name, str) or name not in _STORAGE:
         raise ValueError(f"dtype: got {name!r}, expected one of {', '.join(STORAGE_DTYPES)}")
     return _STORAGE[name]
 

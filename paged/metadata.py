@@ -129,8 +129,8 @@ class AttentionMetadata:
             block_size = cache.block_size if block_size is None else block_size
             num_blocks = cache.num_blocks if num_blocks is None else num_blocks
         for name, size in (("block_size", block_size), ("num_blocks", num_blocks)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name}: got {size}, expected an integer of at least 1")
+            if size is not None:
+                _require_positive(name, size)
         check_values(
             self,
             block_size=block_size,
@@ -145,8 +145,7 @@ class AttentionMetadata:
         Manager block b is kernel blocks b * ratio .. b * ratio + ratio - 1, and slots keep their
         numbers. Entries past the end of a sequence stay past the end.
         """
-        if ratio < 1:
-            raise ValueError(f"ratio: got {ratio}, expected an integer of at least 1")
+        _require_positive("ratio", ratio)
         table = self.block_table
         spread = [table * ratio + part for part in range(ratio)]
         if isinstance(table, np.ndarray):
@@ -178,11 +177,18 @@ class Buckets:
         min_seqs: smallest S.
         min_tokens: smallest T of a step that is not all decodes.
         min_blocks: smallest B.
+
+    Raises:
+        ValueError: a size below 1.
     """
 
     min_seqs: int = 8
     min_tokens: int = 16
     min_blocks: int = 16
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _require_positive(each.name, getattr(self, each.name))
 
     def seqs(self, count: int) -> int:
         """S for this many sequences."""
@@ -199,6 +205,11 @@ class Buckets:
     def blocks(self, count: int) -> int:
         """B for this many blocks per sequence."""
         return _power_at_least(count, self.min_blocks, 4)
+
+
+def _require_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")
 
 
 def _power_at_least(count: int, floor: int, factor: int) -> int:
@@ -239,9 +250,8 @@ class MetadataBuilder:
     """
 
     def __init__(self, block_size: int, *, buckets: Buckets | None = None) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size: got {block_size}, expected an integer of at least 1")
-        self.block_size = block_size
+        _require_positive("block_size", block_size)
+        self.block_size = int(block_size)
         self.buckets = buckets or Buckets()
 
     def build(
@@ -255,7 +265,8 @@ class MetadataBuilder:
 
         Args:
             requests: (table row, query length) of each scheduled request, in any order.
-            block_table: physical blocks of each row.
+            block_table: physical blocks of each row, any integer type. Only the blocks that a
+                row owns are looked at; those written this step are not the null block.
             num_computed: tokens of each row that are in the cache before this step.
 
         Returns:
@@ -263,14 +274,18 @@ class MetadataBuilder:
             within each kind in the order asked.
 
         Raises:
-            ValueError: no request, a query length below 1, a row out of range or named twice, a
-                row whose table is too short for its tokens, or a slot that does not fit int32.
+            ValueError: no request, one that is no pair, a query length below 1, a row out of
+                range or named twice, arrays that are not of integers, a row with fewer than 0
+                tokens or whose table is too short for its tokens, a sequence or a slot that does
+                not fit int32, or a write to the null block.
         """
-        rows, query_lens = self._checked(requests, block_table, num_computed)
-        kind = np.where(query_lens == 1, 0, np.where(num_computed[rows] == 0, 1, 2))
+        block_table = _integers("block_table", block_table, 2)
+        num_computed = _integers("num_computed", num_computed, 1)
+        rows, query_lens, computed = self._checked(requests, block_table, num_computed)
+        kind = np.where(query_lens == 1, 0, np.where(computed == 0, 1, 2))
         order = np.argsort(kind, kind="stable")
         rows, query_lens, kind = rows[order], query_lens[order], kind[order]
-        seq_lens = (num_computed[rows] + query_lens).astype(np.int32)
+        seq_lens = (computed[order] + query_lens).astype(np.int32)
 
         count, total = len(rows), int(query_lens.sum())
         all_decode = bool((query_lens == 1).all())
@@ -289,18 +304,20 @@ class MetadataBuilder:
 
         table = np.full((num_seqs, num_blocks), NULL_BLOCK, np.int32)
         width = min(num_blocks, block_table.shape[1])
+        owned = block_table[rows, :needed]
+        self._check_owned(owned, rows, seq_lens)
         table[:count, :width] = block_table[rows, :width]
         slots = np.full(num_tokens, NO_SLOT, np.int32)
         logical, within = np.divmod(position, self.block_size)
-        wide = table[sequence_of, logical].astype(np.int64) * self.block_size + within
-        if wide.max() >= 2**31:
-            token = int(wide.argmax())
+        written = table[sequence_of, logical]
+        if written.min() <= NULL_BLOCK:
+            token = int(written.argmin())
             raise ValueError(
-                f"block_table[{rows[sequence_of[token]]}, {logical[token]}]: block "
-                f"{table[sequence_of[token], logical[token]]} gives slot {wide[token]}, expected "
-                f"less than {2**31} so that a slot fits int32"
+                f"block_table[{rows[sequence_of[token]]}, {logical[token]}]: got block "
+                f"{written[token]}, expected at least 1: this step writes position "
+                f"{position[token]}, and the null block is never written"
             )
-        slots[:total] = wide
+        slots[:total] = written * self.block_size + within
 
         metadata = AttentionMetadata(
             block_table=table,
@@ -326,32 +343,112 @@ class MetadataBuilder:
         requests: Sequence[tuple[int, int]],
         block_table: Int[np.ndarray, "rows blocks"],
         num_computed: Int[np.ndarray, " rows"],
-    ) -> tuple[Int[np.ndarray, " requests"], Int[np.ndarray, " requests"]]:
-        if not len(requests):
-            raise ValueError("requests: got none, expected at least one (row, query length)")
-        rows, query_lens = np.asarray(requests, np.int64).T
+    ) -> tuple[
+        Int[np.ndarray, " requests"], Int[np.ndarray, " requests"], Int[np.ndarray, " requests"]
+    ]:
+        """Rows, query lengths and cached tokens of the requests."""
+        rows, query_lens = _pairs(requests)
         limit = min(block_table.shape[0], num_computed.shape[0])
+        if rows.min() < 0 or rows.max() >= limit:
+            index = int(((rows < 0) | (rows >= limit)).argmax())
+            raise ValueError(
+                f"requests[{index}]: got row {rows[index]}, expected 0 <= row < {limit}"
+            )
+        if len(set(rows.tolist())) < len(rows):
+            firsts = np.unique(rows, return_index=True)[1]
+            index = int(np.setdiff1d(np.arange(len(rows)), firsts)[0])
+            raise ValueError(f"requests[{index}]: row {rows[index]} is named twice in one step")
+        if query_lens.min() < 1:
+            index = int((query_lens < 1).argmax())
+            raise ValueError(
+                f"requests[{index}]: got query length {query_lens[index]}, expected at least 1"
+            )
+        computed = num_computed[rows].astype(np.int64)
+        if computed.min() < 0:
+            row = rows[(computed < 0).argmax()]
+            raise ValueError(
+                f"num_computed[{row}]: got {num_computed[row]}, expected 0 <= tokens < {2**31}"
+            )
         capacity = block_table.shape[1] * self.block_size
-        seen: set[int] = set()
-        for index, (row, query_len) in enumerate(
-            zip(rows.tolist(), query_lens.tolist(), strict=True)
-        ):
-            if not 0 <= row < limit:
-                raise ValueError(f"requests[{index}]: got row {row}, expected 0 <= row < {limit}")
-            if row in seen:
-                raise ValueError(f"requests[{index}]: row {row} is named twice in one step")
-            seen.add(row)
-            if query_len < 1:
+        is_wrong = computed > min(capacity, 2**31 - 1) - query_lens
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
+            tokens = int(computed[index]) + int(query_lens[index])
+            raise ValueError(
+                f"requests[{index}]: row {rows[index]} has {tokens} tokens after this step, its "
+                f"table has room for {capacity}"
+                if tokens > capacity
+                else f"requests[{index}]: row {rows[index]} has {tokens} tokens after this step, "
+                f"expected fewer than {2**31} so that a sequence length fits int32"
+            )
+        return rows, query_lens, computed
+
+    def _check_owned(
+        self,
+        blocks: Int[np.ndarray, "requests needed"],
+        rows: Int[np.ndarray, " requests"],
+        seq_lens: Int[np.ndarray, " requests"],
+    ) -> None:
+        limit = 2**31 // self.block_size
+        if blocks.min() >= 0 and blocks.max() < limit:
+            return
+        # Entries past the end of a sequence may hold anything.
+        counts = -(-seq_lens.astype(np.int64) // self.block_size)
+        is_owned = np.arange(blocks.shape[1]) < counts[:, None]
+        wrong = np.argwhere(is_owned & ((blocks < 0) | (blocks >= limit)))
+        if len(wrong):
+            request, column = wrong[0].tolist()
+            raise ValueError(
+                f"block_table[{rows[request]}, {column}]: got block {blocks[request, column]}, "
+                f"expected 0 <= block < {limit} so that a slot fits int32"
+            )
+
+
+def _pairs(
+    requests: Sequence[tuple[int, int]],
+) -> tuple[Int[np.ndarray, " requests"], Int[np.ndarray, " requests"]]:
+    """Rows and query lengths, each an array."""
+    if not len(requests):
+        raise ValueError("requests: got none, expected at least one (row, query length)")
+    try:
+        pairs = np.asarray(requests)
+    except (ValueError, OverflowError):
+        pairs = None
+    if pairs is None or pairs.dtype.kind not in "iu" or pairs.shape != (len(requests), 2):
+        for index, request in enumerate(requests):
+            if not _is_pair(request):
                 raise ValueError(
-                    f"requests[{index}]: got query length {query_len}, expected at least 1"
+                    f"requests[{index}]: got {request!r}, expected a pair of integers "
+                    "(row, query length)"
                 )
-            tokens = int(num_computed[row]) + query_len
-            if tokens > capacity:
-                raise ValueError(
-                    f"requests[{index}]: row {row} has {tokens} tokens after this step, its "
-                    f"table has room for {capacity}"
-                )
-        return rows, query_lens
+        raise ValueError("requests: got integers beyond int64, expected rows and query lengths")
+    rows, query_lens = pairs.astype(np.int64).T
+    return rows, query_lens
+
+
+def _is_pair(request: Any) -> bool:
+    try:
+        values = tuple(request)
+    except TypeError:
+        return False
+    return len(values) == 2 and all(
+        isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values
+    )
+
+
+def _integers(name: str, values: Any, rank: int) -> np.ndarray:
+    """The values as a numpy array of integers of this rank."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{name}: got rows that are no array, expected integers of {rank} dimension(s)"
+        ) from None
+    if array.ndim != rank or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name}: got {array.dtype}{array.shape}, expected integers of {rank} dimension(s)"
+        )
+    return array
 
 
 def _padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:

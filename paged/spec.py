@@ -9,10 +9,23 @@ first `kv_lora_rank` entries of its keys: `num_kv_heads == 1`, `head_dim` the la
 `value_dim == kv_lora_rank`.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from paged.dtypes import storage_dtype
+
+_LARGEST_FLOAT32 = float.fromhex("0x1.fffffep127")
+_SMALLEST_FLOAT32 = 2.0**-126
+"""The smallest normal number: XLA flushes those below it to 0."""
+
+
+def _is_float32(value: Any) -> bool:
+    """Whether this is a number, and finite in float32."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    return bool(-_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32)
 
 
 def _require_positive(**values: int) -> None:
@@ -32,6 +45,8 @@ def _check_latent(
     if kv_lora_rank is None or qk_rope_head_dim is None:
         return
     _require_positive(kv_lora_rank=kv_lora_rank)
+    if isinstance(qk_rope_head_dim, bool) or not isinstance(qk_rope_head_dim, int):
+        raise ValueError(f"qk_rope_head_dim: got {qk_rope_head_dim!r}, expected an integer")
     if qk_rope_head_dim < 0:
         raise ValueError(f"qk_rope_head_dim: got {qk_rope_head_dim}, expected at least 0")
     if num_kv_heads != 1:
@@ -81,12 +96,22 @@ class AttentionSpec:
                 f"num_heads: got {self.num_heads}, expected a multiple of "
                 f"num_kv_heads {self.num_kv_heads}"
             )
-        if not math.isfinite(self.scale):
-            raise ValueError(f"scale: got {self.scale}, expected a finite number")
+        if not _is_float32(self.scale):
+            raise ValueError(
+                f"scale: got {self.scale!r}, expected a finite number of at most "
+                f"{_LARGEST_FLOAT32:.7g} in magnitude (float32)"
+            )
         if self.window is not None:
             _require_positive(window=self.window)
-        if self.soft_cap is not None and not (math.isfinite(self.soft_cap) and self.soft_cap > 0):
-            raise ValueError(f"soft_cap: got {self.soft_cap}, expected a positive number or None")
+            if self.window >= 2**31:
+                raise ValueError(f"window: got {self.window}, expected less than {2**31} (int32)")
+        if self.soft_cap is not None and not (
+            _is_float32(self.soft_cap) and self.soft_cap >= _SMALLEST_FLOAT32
+        ):
+            raise ValueError(
+                f"soft_cap: got {self.soft_cap!r}, expected a positive number or None, from "
+                f"{_SMALLEST_FLOAT32:.7g} to {_LARGEST_FLOAT32:.7g} (float32)"
+            )
         _check_latent(self.num_kv_heads, self.head_dim, self.kv_lora_rank, self.qk_rope_head_dim)
 
     @property

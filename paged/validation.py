@@ -216,7 +216,10 @@ def _check_table(
     block_size: int,
     num_blocks: int | None,
 ) -> None:
-    """Owned entries are blocks of the pool; those that a query sees are not the null block."""
+    """Owned entries are blocks of the pool; those that a query sees are not the null block.
+
+    No row owns a block twice, the null block aside: its positions would overwrite each other.
+    """
     limit = 2**31 if num_blocks is None else num_blocks
     for row, seq_len in enumerate(seq_lens.tolist()):
         count = -(-seq_len // block_size)
@@ -233,6 +236,15 @@ def _check_table(
             raise ValueError(
                 f"block_table[{row}, {column}]: got block {blocks[column]}, expected "
                 f"{lowest[column]} <= block < {limit}"
+            )
+        order = np.argsort(blocks, kind="stable")
+        ordered = blocks[order]
+        twice = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != NULL_BLOCK))
+        if twice.size:
+            first, second = order[twice[0] : twice[0] + 2].tolist()
+            raise ValueError(
+                f"block_table[{row}, {second}]: got block {blocks[second]}, which the row already "
+                f"owns at block_table[{row}, {first}], expected each block once in a row"
             )
 
 

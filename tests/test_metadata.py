@@ -1,6 +1,7 @@
 """The contract's fields, and the builder that fills them."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -193,13 +194,84 @@ def test_a_step_that_cannot_be_is_refused(requests, message):
 
 def test_a_slot_beyond_int32_is_refused():
     table = np.array([[5, 2**27 + 5]], np.int32)
-    with pytest.raises(ValueError, match=r"block_table\[0, 1\]: block 134217733 gives slot 21474"):
+    with pytest.raises(
+        ValueError, match=r"block_table\[0, 1\]: got block 134217733, .* < 134217728"
+    ):
         MetadataBuilder(16).build([(0, 1)], block_table=table, num_computed=np.array([16]))
 
 
-def test_a_block_size_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="block_size: got 0, expected an integer of at least 1"):
-        MetadataBuilder(0)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"requests": [(0, 4, 5)]}, "requests[0]: got (0, 4, 5), expected a pair of integers"),
+        ({"requests": [(1, 1), (0, 4, 5)]}, "requests[1]: got (0, 4, 5), expected a pair"),
+        ({"requests": [0, 4]}, "requests[0]: got 0, expected a pair of integers"),
+        ({"requests": [(1, 1), (0, 1.9)]}, "requests[1]: got (0, 1.9), expected a pair"),
+        ({"requests": [(0, 2**70)]}, "requests: got integers beyond int64"),
+        ({"requests": [(0, 2**63 - 1)]}, "requests[0]: row 0 has 9223372036854775807 tokens"),
+        ({"num_computed": [-3, 0]}, "num_computed[0]: got -3, expected 0 <= tokens < 2147483648"),
+        ({"num_computed": [0, -20]}, "num_computed[1]: got -20, expected 0 <= tokens"),
+        ({"num_computed": [0.0, 0.0]}, "num_computed: got float64(2,), expected integers of 1"),
+        ({"num_computed": [[0, 0]]}, "num_computed: got int64(1, 2), expected integers of 1"),
+        ({"block_table": [7, 3]}, "block_table: got int64(2,), expected integers of 2 dimension"),
+        ({"block_table": [[7, 3], [5]]}, "block_table: got rows that are no array, expected"),
+        ({"block_table": [[np.nan, 3], [5, 2]]}, "block_table: got float64(2, 2), expected"),
+        (
+            {"block_table": [[7, 3], [2**32 + 7, 2]]},
+            "block_table[1, 0]: got block 4294967303, expected 0 <= block < 134217728",
+        ),
+        ({"block_table": [[-1, 3], [5, 2]]}, "block_table[0, 0]: got block -1, expected 0 <="),
+        (
+            {"block_table": [[7, 3], [5, 0]], "num_computed": [0, 16]},
+            "block_table[1, 1]: got block 0, expected at least 1: this step writes position 16",
+        ),
+        (
+            {"block_size": 2**30, "num_computed": [2**31 - 1, 0]},
+            "requests[0]: row 0 has 2147483651 tokens after this step, its table has room for",
+        ),
+        (
+            {
+                "block_size": 2**30,
+                "num_computed": [2**31 - 1, 0],
+                "block_table": [[1, 1, 1], [1, 1, 1]],
+            },
+            "requests[0]: row 0 has 2147483651 tokens after this step, expected fewer than 21474",
+        ),
+    ],
+)
+def test_input_that_would_make_another_step_is_refused(changes, message):
+    arguments = {
+        "requests": [(0, 4), (1, 4)],
+        "block_table": [[7, 3], [5, 2]],
+        "num_computed": [0, 0],
+        "block_size": 16,
+        **changes,
+    }
+    builder = MetadataBuilder(arguments.pop("block_size"))
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        builder.build(arguments.pop("requests"), **arguments)
+
+
+def test_what_this_step_neither_owns_nor_writes_may_be_anything():
+    """A window returned the first block; entries past the end and other rows are not looked at."""
+    table = [[0, 3, -1], [2**40, -7, -7]]
+    step = MetadataBuilder(4).build([(0, 1)], block_table=table, num_computed=[5, -9])
+    assert step.metadata.slot_mapping[0] == 3 * 4 + 1
+    assert step.metadata.block_table[0, :2].tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("block_size", [0, 16.5, True, "16"])
+def test_a_block_size_of_nothing_is_refused(block_size):
+    message = f"block_size: got {block_size!r}, expected an integer of at least 1"
+    with pytest.raises(ValueError, match=message):
+        MetadataBuilder(block_size)
+
+
+@pytest.mark.parametrize("name", ["min_seqs", "min_tokens", "min_blocks"])
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_bucket_that_would_never_grow_is_refused(name, size):
+    with pytest.raises(ValueError, match=f"{name}: got {size}, expected an integer of at least 1"):
+        Buckets(**{name: size})
 
 
 def test_it_is_a_pytree_with_static_bounds():

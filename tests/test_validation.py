@@ -122,6 +122,11 @@ def test_other_libraries_are_checked_too(convert):
             "block_table[0]: has 2 entries, expected at least 3 for seq_lens[0] = 12 and block "
             "size 4",
         ),
+        (
+            {"block_table": {(3, 2): 7}},
+            "block_table[3, 2]: got block 7, which the row already owns at block_table[3, 0], "
+            "expected each block once in a row",
+        ),
         # Slots.
         (
             {"slot_mapping": {5: 12}},
@@ -265,6 +270,10 @@ def test_a_token_may_be_left_unwritten():
 def test_entries_past_the_end_may_hold_anything():
     wild = {(0, 2): -(2**31), (1, 1): 2**31 - 1, (4, 0): 999, (4, 2): -5}
     check(valid(block_table=wild))
+
+
+def test_a_row_may_hold_the_null_block_twice():
+    check(valid(block_table={(3, 0): 0, (3, 1): 0}, slot_mapping={5: -1, 6: -1}))
 
 
 def test_a_sequence_that_runs_no_query_this_step():

@@ -21,7 +21,8 @@ def merge_states(first: AttentionOutput, second: AttentionOutput) -> AttentionOu
         `out` in the dtype of `first.out`, `lse` float32.
 
     Raises:
-        ValueError: a state without lse, or shapes that differ.
+        ValueError: a state without lse, shapes that differ, or an lse that is not one number per
+            token and head of `out`.
     """
     if first.lse is None or second.lse is None:
         raise ValueError("lse: got None, expected the log-sum-exp of both states")
@@ -29,6 +30,11 @@ def merge_states(first: AttentionOutput, second: AttentionOutput) -> AttentionOu
         shapes = tuple(tuple(getattr(state, name).shape) for state in (first, second))
         if shapes[0] != shapes[1]:
             raise ValueError(f"{name}: got shapes {shapes[0]} and {shapes[1]}, expected the same")
+    lse_shape, heads = tuple(first.lse.shape), tuple(first.out.shape[:-1])
+    if lse_shape != heads:
+        raise ValueError(
+            f"lse: got shape {lse_shape}, expected {heads} as in out without its last axis"
+        )
     xp = np if isinstance(first.out, np.ndarray) and isinstance(second.out, np.ndarray) else jnp
     lse_first = xp.asarray(first.lse, xp.float32)
     lse_second = xp.asarray(second.lse, xp.float32)

@@ -163,13 +163,18 @@ def resolve(
     Raises:
         UnsupportedError: the named backend cannot serve, with its reasons; or, for "auto", none
             can, with the reasons of each.
-        ValueError: an unknown name.
+        ValueError: an unknown name, or a `cache_spec` of other heads or widths than `spec`.
         TypeError: an object that is no backend.
     """
     target = target or default_target()
     if target not in TARGETS:
         raise ValueError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
-    wanted = None if layout == "auto" else get_layout(layout)
+    wanted = None if isinstance(layout, str) and layout == "auto" else get_layout(layout)
+    if cache_spec is not None:
+        for name in ("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim"):
+            got, expected = getattr(cache_spec, name), getattr(spec, name)
+            if got != expected:
+                raise ValueError(f"cache_spec.{name}: got {got}, expected {expected} as in spec")
     passed_over: dict[str, list[str]] = {}
     candidates = backend_names() if isinstance(backend, str) and backend == "auto" else (backend,)
     for candidate in candidates:

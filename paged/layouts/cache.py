@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paged.dtypes import dtype_name, storage_dtype
 from paged.layouts import arrays
@@ -97,13 +98,16 @@ def check_slots_fit(num_blocks: int, block_size: int) -> None:
     """Refuses a pool whose slot numbers would overflow int32.
 
     Raises:
-        ValueError: num_blocks * block_size is 2^31 or more, or no block beside the null block.
+        ValueError: num_blocks * block_size is 2^31 or more, no block beside the null block, or
+            num_blocks is no integer.
     """
+    if isinstance(num_blocks, bool) or not isinstance(num_blocks, int | np.integer):
+        raise ValueError(f"num_blocks: got {num_blocks!r}, expected an integer of at least 2")
     if num_blocks < 2:
         raise ValueError(
             f"num_blocks: got {num_blocks}, expected at least 2 (block 0 is the null block)"
         )
-    if num_blocks * block_size >= 2**31:
+    if int(num_blocks) * block_size >= 2**31:
         raise ValueError(
             f"num_blocks: got {num_blocks} blocks of {block_size} slots, expected fewer than "
             f"{2**31} slots in all so that a slot fits int32"

@@ -23,6 +23,6 @@ def get_layout(layout: str | Layout) -> Layout:
     """
     if isinstance(layout, Layout):
         return layout
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
     return LAYOUTS[layout]

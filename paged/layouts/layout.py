@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import einops
+import numpy as np
 
 from paged.dtypes import dtype_name, is_quantized, storage_dtype
 from paged.layouts import arrays
@@ -209,7 +210,12 @@ class Layout:
 
         Only the named blocks are read. Under JAX an id out of range reads some other block
         (ids are clipped): mask what a table does not own.
+
+        Raises:
+            ValueError: numpy or torch ids that are no integers, or out of range.
         """
+        if not arrays.is_jax(data):
+            block_ids = _host_ids(data, block_ids, arrays.shape(data)[self.block_axis])
         taken = arrays.take(data, block_ids, axis=self.block_axis)
         return self._split(taken, blocks="...", value_dim=value_dim)
 
@@ -224,16 +230,20 @@ class Layout:
             data: the cache in this layout.
             key: `[tokens, head, dim]`; for a latent cache `[tokens, 1, latent]`.
             value: `[tokens, head, dim]`; None for a latent cache.
-            slot_mapping: `[tokens]` int, slot = block * block_size + offset.
+            slot_mapping: `[tokens]` int32 (any integers for numpy, int64 too for torch),
+                slot = block * block_size + offset.
 
         Returns:
             The cache: the same array for numpy and torch, the new one for JAX.
 
         Raises:
-            ValueError: shapes do not fit, or a quantised cache is given rows not yet quantised.
+            ValueError: shapes do not fit, a quantised cache is given rows not yet quantised, or
+                slots are no integers of one dimension (int32 for a JAX cache), or for numpy and
+                torch a slot is past the end. Under JAX such a slot writes nothing.
         """
         sizes = self.sizes(arrays.shape(data))
         rows = self._rows(key, value, sizes, dtype_name(arrays.dtype(data)))
+        slot_mapping = _checked_slots(data, slot_mapping, sizes["block"] * sizes["slot"])
         # One row for many slots would be broadcast without a word.
         if key.shape[0] != slot_mapping.shape[0]:
             raise ValueError(
@@ -292,6 +302,56 @@ class Layout:
             return key[:, 0, :]
         inner = self.pattern.replace("block", "").replace("slot", "")
         return einops.rearrange([key, value], f"kv token head dim -> token {inner}")
+
+
+def _is_index(array: Any, *, like: Any) -> bool:
+    """Whether this is an integer array that may index a numpy or torch one."""
+    if not hasattr(array, "dtype"):
+        return False
+    # torch takes 8-bit indices for masks, and no 16-bit ones.
+    if arrays.is_torch(array) or arrays.is_torch(like):
+        return dtype_name(array.dtype) in ("int32", "int64")
+    return np.dtype(array.dtype).kind in "iu"
+
+
+def _host_ids(data: Any, block_ids: Any, num_blocks: int) -> Any:
+    if not arrays.is_torch(block_ids):
+        block_ids = np.asarray(block_ids)
+    if not _is_index(block_ids, like=data):
+        raise ValueError(f"block_ids: got dtype {block_ids.dtype}, expected int32 or int64")
+    is_wrong = (block_ids < 0) | (block_ids >= num_blocks)
+    if is_wrong.any():
+        index = [int(where) for where in np.argwhere(np.asarray(is_wrong.tolist()))[0]]
+        raise ValueError(
+            f"block_ids{index if index else ''}: got {int(block_ids[tuple(index)])}, expected "
+            f"0 <= id < {num_blocks}"
+        )
+    return block_ids
+
+
+def _checked_slots(data: Any, slots: Any, num_slots: int) -> Any:
+    """The slots, checked against a cache; in a type wide enough to compute with."""
+    what = f"{type(slots).__name__} without a dtype"
+    if hasattr(slots, "dtype"):
+        what = f"{dtype_name(slots.dtype)}{tuple(slots.shape)}"
+    on_jax = arrays.is_jax(data)
+    # JAX would cut wider integers to 32 bits, so that they name other slots.
+    fits = hasattr(slots, "dtype") and (
+        dtype_name(slots.dtype) == "int32" if on_jax else _is_index(slots, like=data)
+    )
+    if not fits or len(slots.shape) != 1:
+        accepted = "int32" if on_jax else "int32 or int64"
+        raise ValueError(f"slot_mapping: got {what}, expected {accepted} of one dimension")
+    if on_jax or not slots.shape[0]:
+        return slots
+    if int(slots.max()) >= num_slots:
+        token = int(slots.argmax())
+        raise ValueError(
+            f"slot_mapping[{token}]: got {int(slots[token])}, expected less than {num_slots} "
+            "(blocks * block size)"
+        )
+    # A narrow type does not hold the block size, by which slots are divided.
+    return slots.astype(np.int64) if isinstance(slots, np.ndarray) else slots
 
 
 def _tpu_rows(rows: int, itemsize: int) -> int:

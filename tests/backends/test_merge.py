@@ -116,3 +116,11 @@ def test_shapes_that_differ_are_refused(name):
     other = full._replace(**{name: np.zeros((2, *getattr(full, name).shape[1:]), np.float32)})
     with pytest.raises(ValueError, match=rf"{name}: got shapes \(1, .* and \(2, .* the same"):
         merge_states(full, other)
+
+
+@XP
+@pytest.mark.parametrize("shape", [(1,), (1, 2), (1, 1, 1)])
+def test_an_lse_that_is_not_one_number_per_token_and_head_is_refused(xp, shape):
+    full = AttentionOutput(xp.ones((1, 1, 2), xp.float32), xp.zeros(shape, xp.float32))
+    with pytest.raises(ValueError, match=r"lse: got shape \(1.*, expected \(1, 1\) as in out"):
+        merge_states(full, full)

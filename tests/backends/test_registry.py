@@ -137,6 +137,7 @@ def test_what_was_passed_over_is_kept(third_party, monkeypatch):
     ("arguments", "message"),
     [
         ({"backend": "cuda"}, "backend: got 'cuda', expected one of xla, reference"),
+        ({"layout": [1]}, r"layout: got \[1\], expected one of flash_attn"),
         ({"layout": "nhd"}, "layout: got 'nhd', expected one of flash_attn"),
         ({"target": "gpu"}, "target: got 'gpu', expected one of cpu, cuda, rocm, tpu"),
     ],
@@ -144,6 +145,19 @@ def test_what_was_passed_over_is_kept(third_party, monkeypatch):
 def test_an_unknown_name_is_refused_with_the_known_ones(arguments, message):
     with pytest.raises(ValueError, match=message):
         resolve(SPEC, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("cache_spec", "message"),
+    [
+        (KVCacheSpec(4, 8, 4), "cache_spec.num_kv_heads: got 4, expected 2 as in spec"),
+        (KVCacheSpec(2, 16, 4), "cache_spec.head_dim: got 16, expected 8 as in spec"),
+        (KVCacheSpec.of(LATENT, block_size=4), "cache_spec.num_kv_heads: got 1, expected 2"),
+    ],
+)
+def test_a_cache_spec_that_contradicts_the_spec_is_refused(cache_spec, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(SPEC, cache_spec=cache_spec)
 
 
 def test_what_is_no_backend_is_refused():

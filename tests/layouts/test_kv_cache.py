@@ -70,6 +70,13 @@ def test_a_pool_of_the_null_block_alone_is_refused():
         KVCache.allocate(SPEC, "pallas", 1)
 
 
+@pytest.mark.parametrize("num_blocks", [4.5, "4", True])
+def test_a_number_of_blocks_that_is_none_is_refused(num_blocks):
+    message = f"num_blocks: got {num_blocks!r}, expected an integer of at least 2"
+    with pytest.raises(ValueError, match=message):
+        KVCache.allocate(SPEC, "pallas", num_blocks)
+
+
 def test_a_layout_that_cannot_hold_the_spec_is_refused():
     with pytest.raises(ValueError, match="layout mla holds one latent per token"):
         KVCache.allocate(SPEC, "mla", 5)

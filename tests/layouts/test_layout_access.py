@@ -193,3 +193,54 @@ def test_a_latent_has_no_value(random_bits):
     rows = random_bits((1, 1, DIM), "float32")
     with pytest.raises(ValueError, match="value: got an array, layout mla expects None"):
         layout.write(data, rows, rows, np.array([4], np.int32))
+
+
+def test_slots_that_could_name_others_are_refused(library):
+    layout = get_layout("flashinfer")
+    before = np.zeros(layout.shape(BLOCKS, spec_for(layout, "float32")), np.float32)
+    data, rows = library.array(before), library.array(np.ones((2, HEADS, DIM), np.float32))
+    cases = [
+        (np.array([5.0, 6.0], np.float32), "got float32(2,), expected int32"),
+        (np.array([[5], [6]], np.int32), "got int32(2, 1), expected int32"),
+    ]
+    if library.name == "jax":
+        cases.append((np.array([2**32 + 5, 6]), "got int64(2,), expected int32 of one dimension"))
+    else:
+        past = BLOCKS * BLOCK_SIZE
+        for slots in (np.array([5, past], np.int32), np.array([5, 2**32 + 5])):
+            message = f"slot_mapping[1]: got {slots[1]}, expected less than {past}"
+            cases.append((slots, message))
+    for slots, message in cases:
+        # jnp.asarray would cut int64 before the layout sees it.
+        given = slots if library.name == "jax" else library.array(slots)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            layout.write(data, rows, rows, given)
+    assert not library.bits(data).any()
+    with pytest.raises(ValueError, match="slot_mapping: got list without a dtype"):
+        layout.write(data, rows, rows, [5, 6])
+
+
+def test_a_narrow_slot_type_is_no_limit_on_the_block_size():
+    layout = get_layout("mla")
+    data = np.zeros((2, 300, 1), np.float32)
+    layout.write(data, np.ones((1, 1, 1), np.float32), None, np.array([5], np.uint8))
+    assert data[0, 5] == data.sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, -1], "block_ids[1]: got -1, expected 0 <= id < 5"),
+        ([[1, 2], [5, 0]], "block_ids[1, 0]: got 5, expected 0 <= id < 5"),
+        ([1.0], "block_ids: got dtype float"),
+        ([True], "block_ids: got dtype"),
+    ],
+)
+def test_gather_refuses_ids_out_of_range(ids, message, library):
+    if library.name == "jax":
+        pytest.skip("JAX clips ids")
+    layout = get_layout("flashinfer")
+    data = library.array(np.zeros(layout.shape(BLOCKS, spec_for(layout, "float32")), np.float32))
+    for given in (ids, np.array(ids)):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            layout.gather(data, given)
