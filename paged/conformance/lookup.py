@@ -9,7 +9,7 @@ import jax
 
 from paged.backends import Unavailable, backend_names, import_backend, load_backend
 from paged.backends.registry import default_target
-from paged.conformance.subject import QUICK, Subject
+from paged.conformance.subject import Subject, quick_options
 
 
 def find_backend(name: str, *, interpret: bool = False) -> Any:
@@ -75,7 +75,7 @@ def subject_of(backend: Any, *, target: str | None = None, full: bool = False) -
     (jax 0.10.2, two cores, 2026-11-30). With `full` it is compiled as users compile it.
     """
     is_quick = not full and jax.default_backend() == "cpu"
-    return Subject(backend, target=target, compiler_options=QUICK if is_quick else None)
+    return Subject(backend, target=target, compiler_options=quick_options() if is_quick else None)
 
 
 def has_nothing_to_interpret(backend: Any) -> bool:

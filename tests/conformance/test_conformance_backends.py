@@ -10,7 +10,7 @@ import pytest
 
 from paged.backends import load_backend
 from paged.conformance import CASES, Case, Subject, run_conformance
-from paged.conformance.subject import QUICK
+from paged.conformance.subject import quick_options
 from paged.layouts import LAYOUTS
 
 FULL = ("flashinfer", "mla")
@@ -22,7 +22,7 @@ BY_TYPE = ("batch", "dtype", "layouts")
 
 @functools.cache
 def subject_of(backend: str) -> Subject:
-    return Subject(load_backend(backend), compiler_options=QUICK)
+    return Subject(load_backend(backend), compiler_options=quick_options())
 
 
 def essential() -> tuple[Case, ...]:

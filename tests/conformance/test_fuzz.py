@@ -11,7 +11,7 @@ from paged.conformance import Subject, Violation
 from paged.conformance.compare import expected_pool
 from paged.conformance.fuzz import ANY, FEW, fails, fuzz, problems
 from paged.conformance.problem import scale_of
-from paged.conformance.subject import QUICK
+from paged.conformance.subject import quick_options
 
 
 @hypothesis.settings(max_examples=60)
@@ -80,7 +80,9 @@ def test_the_reference_passes():
 
 
 def test_xla_passes_a_few():
-    report = fuzz(load_backend("xla"), examples=12, seed=2, shapes=FEW, compiler_options=QUICK)
+    report = fuzz(
+        load_backend("xla"), examples=12, seed=2, shapes=FEW, compiler_options=quick_options()
+    )
     assert report.failure is None, report.failure
 
 
@@ -88,7 +90,7 @@ def test_xla_passes_a_few():
 @pytest.mark.parametrize("backend", ["reference", "xla"])
 def test_many(backend):
     examples = 2000 if backend == "reference" else 300
-    options = QUICK if backend == "xla" else None
+    options = quick_options() if backend == "xla" else None
     for shapes in (FEW, ANY):
         report = fuzz(
             load_backend(backend), examples, seed=3, shapes=shapes, compiler_options=options

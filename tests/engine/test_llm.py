@@ -201,7 +201,11 @@ def test_a_layout_that_cannot_hold_the_model_is_refused(tiny_model):
         ([], GREEDY, r"prompts\[1\]: prompt: got 0 tokens, expected from 1 to 127"),
         ([1] * 128, GREEDY, r"prompts\[1\]: prompt: got 128 tokens, expected from 1 to 127"),
         ([1] * 30, GREEDY, r"30 tokens and up to 12 .* need 41 slots, the pool has 36"),
-        ([257], GREEDY, r"prompts\[1\]: prompt\[0\]: got 257, expected 0 <= token < 257"),
+        (
+            [257],
+            GREEDY,
+            r"prompts\[1\]: prompt\[0\]: got 257, expected an integer 0 <= token < 257",
+        ),
     ],
 )
 def test_a_prompt_that_cannot_be_served_is_refused_before_anything_runs(

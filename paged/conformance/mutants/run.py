@@ -17,7 +17,7 @@ from paged.conformance.mutants.mutant import Mutant
 from paged.conformance.mutants.report import MutantResult, MutationReport
 from paged.conformance.report import Result
 from paged.conformance.stand_in import StandIn
-from paged.conformance.subject import QUICK, Subject
+from paged.conformance.subject import Subject, quick_options
 from paged.conformance.suite import planned, run_case
 from paged.layouts import Layout, get_layout
 
@@ -52,7 +52,7 @@ def run_mutants(
     if isinstance(backend, Unavailable):
         raise ValueError(f"backend {backend.name}: {backend.reason}")
     chosen = select_mutants(backend.name, mutants)
-    options = QUICK if getattr(backend, "arrays", "jax") == "jax" else None
+    options = quick_options() if getattr(backend, "arrays", "jax") == "jax" else None
     run = _Run(backend, tuple(CASES if cases is None else cases), seed, options, stand_in)
     results: list[MutantResult] = []
     for mutant in chosen:
