@@ -47,7 +47,7 @@ def ragged_attention(
     rows = tile_rows(metadata.max_query_len)
     tiles = cut(metadata, rows)
     num_tiles = tiles.sequence.shape[0]
-    chunk_blocks, group = _chunking(num_tiles, cache, spec, metadata)
+    chunk_blocks, group = chunking(num_tiles, cache, spec, metadata)
 
     attend = partial(_attend_group, query, cache, metadata, spec, sinks, chunk_blocks)
     per_tile = (tiles.sequence, tiles.token, tiles.position)
@@ -63,7 +63,7 @@ def ragged_attention(
     return _back_to_tokens(out, lse, tiles)
 
 
-def _chunking(
+def chunking(
     num_tiles: int, cache: KVCache, spec: AttentionSpec, metadata: AttentionMetadata
 ) -> tuple[int, int]:
     """Blocks per chunk and tiles per group, within the budget of working memory."""

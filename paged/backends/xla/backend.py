@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 from paged.backends.api import AttentionOutput
 from paged.backends.base import Capabilities, KernelBackend
+from paged.backends.loops import LoopTrips
 from paged.backends.xla.attend import ragged_attention
 from paged.backends.xla.quantize import to_storage
+from paged.backends.xla.trips import loop_trips
 from paged.layouts import LAYOUTS, KVCache
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
@@ -44,3 +46,9 @@ class XlaBackend(KernelBackend):
         on_device = jax.tree.map(jnp.asarray, (query, cache, metadata, sinks))
         query, cache, metadata, sinks = on_device
         return AttentionOutput(*ragged_attention(query, cache, metadata, spec, sinks))
+
+    def lab_trips(
+        self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> tuple[LoopTrips, ...]:
+        """How often its loops run in a full step, for `paged lab`; see `paged.backends.loops`."""
+        return loop_trips(query, cache, metadata, spec)

@@ -41,10 +41,16 @@ def tile_rows(max_query_len: int) -> int:
     return min(max_query_len, _MAX_TILE_ROWS)
 
 
+def count_tiles(metadata: AttentionMetadata, rows: int) -> int:
+    """How many tiles a batch of these shapes may need."""
+    num_seqs, num_tokens = metadata.num_seqs, metadata.num_tokens
+    return min(num_seqs, num_tokens) + (num_tokens // rows if rows > 1 else 0)
+
+
 def cut(metadata: AttentionMetadata, rows: int) -> Tiles:
     """Cuts a batch into tiles of `rows` queries."""
     num_seqs, num_tokens = metadata.num_seqs, metadata.num_tokens
-    num_tiles = min(num_seqs, num_tokens) + (num_tokens // rows if rows > 1 else 0)
+    num_tiles = count_tiles(metadata, rows)
     starts = metadata.query_start_loc
     query_lens = starts[1:] - starts[:-1]
     tiles_of = -(-query_lens // rows)

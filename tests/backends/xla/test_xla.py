@@ -17,7 +17,7 @@ from paged import (
     UnsupportedError,
     resolve,
 )
-from paged.backends.xla.attend import _chunking, ragged_attention
+from paged.backends.xla.attend import chunking, ragged_attention
 from paged.backends.xla.quantize import to_storage
 from paged.layouts import LAYOUTS, KVCache
 
@@ -148,7 +148,7 @@ def test_many_chunks_and_groups_agree_with_the_oracle(layout, features):
     )
     cache = attention.allocate(num_blocks=110, block_size=16)
     cache = cache.with_data(jnp.asarray(rng.normal(size=cache.data.shape), jnp.float32))
-    chunk_blocks, group = _chunking(64, cache, spec, step.metadata)
+    chunk_blocks, group = chunking(64, cache, spec, step.metadata)
     assert chunk_blocks * 16 < 700
     assert group < 20
     query = rng.normal(size=(step.metadata.num_tokens, 4, 256)).astype(np.float32)
