@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paged import __version__
-from paged.cli import conform, demo, generate, inventory, plan
+from paged.cli import conform, demo, generate, inventory, lab, plan
 from paged.cli.console import OneLineErrors
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ for command in (
     demo.demo,
 ):
     app.command()(command)
+app.add_typer(lab.app, name="lab")
 
 
 def _show_version(wanted: bool) -> None:

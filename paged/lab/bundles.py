@@ -16,13 +16,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+([A-Z]{2})?\s*:\s*(>*)\s*\{(.*)$")
-_BRANCH = re.compile(r"\bsbr\.rel\b.*?target bundleno = (\d+)")
-_COPY = re.compile(r"= dma\.\w+")
+_BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*>*\s*(\{.*)$")
+# The schedule's listing names the bundle that a branch goes to, the issued one its region.
+_BRANCH = re.compile(r"\bsbr\.rel\b[^;]*?target (?:bundleno = (\d+)|= \$region(\d+))")
+_REGION = re.compile(r"\b(?:Start|empty) region (\d+)")
+_COPY = re.compile(r"= dma\.(?!done)\w+")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ALLOCATION = re.compile(r"space=vmem, size = (0x[0-9a-f]+|\d+), offset = (0x[0-9a-f]+|\d+)")
 _STATIC_LOOP = re.compile(r"^( *)loop: start=(\S+), step=(\S+), limit=(\S+?)$")
-# A branch takes effect after the bundles that follow it at once.
+# A branch takes effect after the bundles that follow it: a loop ends with them.
 _BRANCH_DELAY = 4
 _FILL, _SPILL = "VLOAD:FILL", "VSTORE:SPILL"
 _MATMUL = ("MATMUL", "MATPUSH")
@@ -33,14 +35,12 @@ class Bundle:
     """One bundle of a listing.
 
     Attributes:
-        depth: loops around it.
-        opens: whether a loop's body starts here.
-        text: what it does; "" for an empty one.
+        text: what it does.
+        jumps: bundles that its branches go to.
     """
 
-    depth: int
-    opens: bool
     text: str
+    jumps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +160,22 @@ def read_kernel(files: KernelFiles) -> KernelCounts:
 def parse_bundles(text: str) -> list[Bundle]:
     """The bundles of a listing, in order.
 
-    An empty bundle carries no mark of its depth and takes that of the one before.
+    Raises:
+        ValueError: a branch to a region that starts nowhere.
     """
+    lines = [found[1] for line in text.splitlines() if (found := _BUNDLE.match(line))]
+    starts: dict[str, int] = {}
+    for index, line in enumerate(lines):
+        for region in _REGION.findall(line):
+            starts.setdefault(region, index)
     bundles: list[Bundle] = []
-    for line in text.splitlines():
-        if not (found := _BUNDLE.match(line)):
-            continue
-        label, marks, rest = found.groups()
-        is_empty = rest.lstrip().startswith("}")
-        depth = bundles[-1].depth if is_empty and bundles else len(marks)
-        bundles.append(Bundle(depth, label == "LB", "" if is_empty else rest))
+    for index, line in enumerate(lines):
+        jumps: list[int] = []
+        for number, region in _BRANCH.findall(line):
+            if not number and region not in starts:
+                raise ValueError(f"bundle {index}: a branch to region {region}, which is nowhere")
+            jumps.append(int(number) if number else starts[region])
+        bundles.append(Bundle(line, tuple(jumps)))
     return bundles
 
 
@@ -195,20 +201,27 @@ class Body:
 
 
 def find_loops(bundles: list[Bundle]) -> list[Body]:
-    """The loops of a listing in program order, entry 0 being the code outside all of them."""
-    loops = [Body(0, None, [])]
-    current = 0
+    """The loops of a listing in program order, entry 0 being the code outside all of them.
+
+    A loop reaches from where a backward branch goes to the last such branch and the bundles that
+    run before it takes effect. The marks of depth in the listing are of instructions, which the
+    scheduler moves: they do not tell where a loop ends.
+    """
+    ends: dict[int, int] = {}
     for index, bundle in enumerate(bundles):
-        # A body that starts here is a new one, though its depth be that of the one before.
-        keep = bundle.depth - 1 if bundle.opens else bundle.depth
-        while loops[current].depth > keep:
-            parent = loops[current].parent
-            assert parent is not None
-            current = parent
-        while loops[current].depth < bundle.depth:
-            loops.append(Body(loops[current].depth + 1, current, []))
-            current = len(loops) - 1
-        loops[current].members.append(index)
+        for start in bundle.jumps:
+            if start <= index:
+                last = min(index + _BRANCH_DELAY, len(bundles) - 1)
+                ends[start] = max(last, ends.get(start, 0))
+    loops = [Body(0, None, [])]
+    open_loops = [(len(bundles), 0)]
+    for index in range(len(bundles)):
+        while index > open_loops[-1][0]:
+            open_loops.pop()
+        if index in ends:
+            loops.append(Body(len(open_loops), open_loops[-1][1], []))
+            open_loops.append((ends[index], len(loops) - 1))
+        loops[open_loops[-1][1]].members.append(index)
     return loops
 
 
@@ -282,6 +295,6 @@ def _loop(
 def _skippable(bundles: list[Bundle], body: Body) -> int:
     skipped: set[int] = set()
     for index in body.members:
-        for end in _BRANCH.findall(bundles[index].text):
-            skipped.update(range(index + 1 + _BRANCH_DELAY, int(end)))
+        for end in bundles[index].jumps:
+            skipped.update(range(index + 1 + _BRANCH_DELAY, end))
     return len(skipped.intersection(body.members))

@@ -1,4 +1,4 @@
-"""Compiles a backend's two calls for a device that need not be there. What fails is told, not raised.
+"""Compiles a backend's calls for a device that need not be there. A failure is told, not raised.
 
 The call is lowered with the topology's sharding under an abstract mesh, so that a kernel that asks
 which hardware it runs on gets the target's answer, and then goes through the target's own

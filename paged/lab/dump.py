@@ -24,7 +24,6 @@ from paged.lab.problem import Problem
 from paged.lab.requirements import require
 from paged.lab.targets import Target
 
-_FILE = re.compile(r"^(\d+)-(.+?)-(\d+)-([a-zA-Z][\w\-]*)\.txt$")
 _KINDS = {
     "packed-bundles-post-ra": "scheduled",
     "final_bundles": "issued",
@@ -33,6 +32,8 @@ _KINDS = {
     "post-delay-converter": "allocations",
 }
 _DEDUPLICATION = "deduplication-map"
+# time-kernel-pass-kind.txt
+_FILE = re.compile(rf"^(\d+)-(.+)-(\d+)-({'|'.join((*_KINDS, _DEDUPLICATION))})\.txt$")
 # Code around the program that every program has alike.
 _FRAME = ("TLP", "<late-initialization>", "<late-finalization>")
 RESULT = "result.pickle"
@@ -99,8 +100,7 @@ def job_folder(folder: Path, index: int) -> Path:
 def keep_needed(live: Path, kept: Path) -> None:
     """Moves the files that are read into a job's folder, and deletes the others."""
     for path in live.iterdir():
-        found = _FILE.match(path.name)
-        if found and (found[4] in _KINDS or found[4] == _DEDUPLICATION):
+        if _FILE.match(path.name):
             shutil.move(path, kept / path.name)
         else:
             path.unlink()
@@ -167,5 +167,7 @@ def read_copies(text: str) -> dict[str, tuple[str, ...]]:
     for block in re.split(r"^key:", text, flags=re.MULTILINE)[1:]:
         lines = block.splitlines()
         start = next((i for i, line in enumerate(lines) if "equivalent_hlos" in line), len(lines))
-        copies[lines[0].strip()] = tuple(line.strip() for line in lines[start + 1 :] if line.strip())
+        copies[lines[0].strip()] = tuple(
+            line.strip() for line in lines[start + 1 :] if line.strip()
+        )
     return copies

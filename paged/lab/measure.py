@@ -20,6 +20,17 @@ from paged.lab.roofline import (
 )
 from paged.lab.targets import Target, TpuTarget
 
+_NOT_COMPILED = Unknown("not compiled")
+_COMPILED = (
+    "status",
+    "reason",
+    "argument_bytes",
+    "output_bytes",
+    "alias_bytes",
+    "temp_bytes",
+    "code_bytes",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -48,8 +59,8 @@ class Measurement:
     compiled: Compiled
     kernels: tuple[KernelCounts, ...] = ()
     outside: tuple[KernelCounts, ...] = ()
-    per_token: Total | Unknown = Unknown("not compiled")
-    outside_per_token: Total | Unknown = Unknown("not compiled")
+    per_token: Total | Unknown = _NOT_COMPILED
+    outside_per_token: Total | Unknown = _NOT_COMPILED
     hbm_cycles: float | None = None
     matmul_cycles: float | None = None
     runs: tuple[tuple[float | None, ...], ...] = ()
@@ -97,11 +108,7 @@ class Measurement:
     def report(self) -> dict[str, Any]:
         """All that was read, as plain data."""
         outside = self.outside_per_token
-        compiled = {
-            name: getattr(self.compiled, name)
-            for name in ("status", "reason", "argument_bytes", "output_bytes", "alias_bytes")
-            + ("temp_bytes", "code_bytes")
-        }
+        compiled = {name: getattr(self.compiled, name) for name in _COMPILED}
         return {
             **self.row(),
             "call": self.call,

@@ -16,7 +16,9 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)')
 # Kernels that a person wrote: Mosaic for TPU, Mosaic and Triton for GPU.
-_CUSTOM = re.compile(r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton)"')
+_CUSTOM = re.compile(
+    r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton)"'
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """How often the loops of `ragged_attention` run, for `paged lab`; see `paged.backends.loops`."""
 
+import math
 from typing import Any
 
 from paged.backends.loops import LoopTrips
@@ -23,9 +24,12 @@ def loop_trips(
     if spec.window is not None:
         # The window of a tile's first query up to the tile's last; a block may stick out.
         longest = min(longest, spec.window + rows - 1 + cache.block_size - 1)
-    chunks = -(-(-(-longest // cache.block_size)) // chunk_blocks)
-    if metadata.max_query_len > 1 and spec.window is None:
-        chunks = (chunks + 1) / 2  # Tiles further up see fewer keys: half on average.
+    chunk_tokens = chunk_blocks * cache.block_size
+    chunks: float = math.ceil(longest / chunk_tokens)
+    if metadata.max_query_len > rows and spec.window is None:
+        # Tiles further up in a prefill see fewer keys: the average, and half a chunk cut off.
+        seen = metadata.max_seq_len - (metadata.max_query_len - 1) / 2
+        chunks = min(chunks, seen / chunk_tokens + 0.5)
     per_depth = (groups, groups * chunks) if group < num_tiles else (chunks,)
     return tuple(
         LoopTrips(depth, runs, where="program") for depth, runs in enumerate(per_depth, start=1)

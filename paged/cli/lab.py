@@ -1,0 +1,312 @@
+"""`paged lab`: compile kernels for hardware that is not there, and count what they cost."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paged.cli.console import JsonOption, note, print_json
+
+if TYPE_CHECKING:
+    from paged.lab.measure import Measurement
+
+app = typer.Typer(
+    help="Compile kernels for hardware that is not there, and count what they cost.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+TargetOption = Annotated[
+    str, typer.Option(help="Some of v4, v5e, v5p, v6e, v7x, h100, b200, a100; 'all' is every TPU.")
+]
+LayoutOption = Annotated[
+    str, typer.Option(help="Names with commas; 'auto' is the backend's first, 'all' all of them.")
+]
+BlockSizeOption = Annotated[str, typer.Option(help="Tokens per block, with commas.")]
+NumHeadsOption = Annotated[
+    int | None, typer.Option(help="Query heads; 32 by default, 128 for a latent.", min=1)
+]
+NumKvHeadsOption = Annotated[int, typer.Option(help="KV heads; a latent has 1.", min=1)]
+HeadDimOption = Annotated[int, typer.Option(help="Width of a key; a latent has 576.", min=1)]
+KvTokensOption = Annotated[int, typer.Option(help="Tokens of each sequence.", min=1)]
+NumSeqsOption = Annotated[int, typer.Option(help="Sequences.", min=1)]
+QueryLenOption = Annotated[
+    int, typer.Option(help="Queries of each sequence: 1 decodes, kv-tokens prefills.", min=1)
+]
+DtypeOption = Annotated[str, typer.Option(help="Storage type of the cache.")]
+QueryDtypeOption = Annotated[str, typer.Option(help="Type of queries and results.")]
+WindowOption = Annotated[int | None, typer.Option(help="A token sees its last WINDOW keys.")]
+SoftCapOption = Annotated[float | None, typer.Option(help="Cap of the logits.")]
+SinksOption = Annotated[bool, typer.Option("--sinks", help="One logit per head more.")]
+ReportOption = Annotated[
+    Path | None, typer.Option(help="Also write all that was read, as JSON: loops, slots, reasons.")
+]
+
+
+@app.command("compile")
+def compile_(
+    backend: Annotated[str, typer.Argument(help="A listed backend, or package.module:Class.")],
+    target: TargetOption = "all",
+    layout: LayoutOption = "auto",
+    block_size: BlockSizeOption = "16",
+    num_heads: NumHeadsOption = None,
+    num_kv_heads: NumKvHeadsOption = 8,
+    head_dim: HeadDimOption = 128,
+    kv_tokens: KvTokensOption = 4096,
+    num_seqs: NumSeqsOption = 32,
+    query_len: QueryLenOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    query_dtype: QueryDtypeOption = "bfloat16",
+    window: WindowOption = None,
+    soft_cap: SoftCapOption = None,
+    sinks: SinksOption = False,
+    write: Annotated[
+        bool, typer.Option(help="Also compile the write; its failures are told on stderr.")
+    ] = True,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile a backend's attend and write; exit code 1 if what it claims does not compile.
+
+    What the backend refuses is a row without figures, and its reason on stderr.
+
+    \b
+    Example:
+      paged lab compile xla --target v5e,v6e --json
+      paged lab compile pallas_tpu --target all --layout all --block-size 16,64
+      paged lab compile my_pkg.my_mod:MyBackend --target v6e --report counts.json
+    """
+    from paged.lab import get_targets
+    from paged.lab.asks import Sizes, asks, chosen_block_sizes, chosen_layouts
+    from paged.lab.lookup import find_backend
+    from paged.lab.measure import measure
+    from paged.lab.requirements import require
+
+    sizes = Sizes(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        window=window,
+        soft_cap=soft_cap,
+        has_sinks=sinks,
+        num_seqs=num_seqs,
+        kv_tokens=kv_tokens,
+        query_len=query_len,
+        cache_dtype=dtype,
+        query_dtype=query_dtype,
+    )
+    targets = get_targets(target)
+    for one in targets:
+        require(one)
+    found = find_backend(backend)
+    wanted = asks(found, chosen_layouts(found, layout), chosen_block_sizes(block_size), sizes)
+    attended: list[Measurement] = []
+    written: list[Measurement] = []
+    for one in targets:
+        note(f"{one.name}: {len(wanted)} to compile")
+        attended += measure(one, wanted)
+        if write:
+            written += measure(one, wanted, call="write")
+    _show(attended, as_json)
+    _tell_reasons((*attended, *written))
+    _write_report(report, (*attended, *written))
+    if any(m.status == "failed" for m in (*attended, *written)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    target: TargetOption = "v6e",
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A listed backend or package.module:Class; may be repeated. By default "
+            "every listed backend of the target's platform."
+        ),
+    ] = None,
+    layout: LayoutOption = "all",
+    block_size: BlockSizeOption = "16,64,128",
+    num_heads: NumHeadsOption = None,
+    num_kv_heads: NumKvHeadsOption = 8,
+    head_dim: HeadDimOption = 128,
+    kv_tokens: KvTokensOption = 4096,
+    num_seqs: NumSeqsOption = 32,
+    query_len: QueryLenOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the rooflines; the suffix says SVG, PNG or PDF.")
+    ] = None,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Kernels, layouts and block sizes side by side, best first; what is refused is left out.
+
+    \b
+    Example:
+      paged lab compare --target v6e --json
+      paged lab compare --target v5e,v6e,v7x --backend xla --block-size 64 --plot roofline.svg
+    """
+    from paged.lab import get_targets
+    from paged.lab.asks import Sizes, asks, chosen_block_sizes, chosen_layouts
+    from paged.lab.lookup import backends_for, find_backend
+    from paged.lab.measure import measure
+    from paged.lab.requirements import require
+
+    sizes = Sizes(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        num_seqs=num_seqs,
+        kv_tokens=kv_tokens,
+        query_len=query_len,
+        cache_dtype=dtype,
+    )
+    targets = get_targets(target)
+    for one in targets:
+        require(one)
+    block_sizes = chosen_block_sizes(block_size)
+    found: list[Measurement] = []
+    for one in targets:
+        backends = [find_backend(name) for name in backend or ()] or backends_for(one)
+        wanted = [
+            ask
+            for each in backends
+            for ask in asks(each, chosen_layouts(each, layout), block_sizes, sizes)
+        ]
+        note(f"{one.name}: {len(wanted)} to compile")
+        measured = [m for m in measure(one, wanted) if m.status != "refused"]
+        found += sorted(measured, key=_by_cost)
+    _show(found, as_json)
+    _tell_reasons(found)
+    _write_report(report, found)
+    if plot is not None:
+        from paged.lab.plot import plot_roofline
+
+        plot_roofline(found, plot)
+        note(f"plot written to {plot}")
+
+
+@app.command()
+def baseline(
+    file: Annotated[Path, typer.Argument(help="The baseline.")],
+    update: Annotated[
+        str | None,
+        typer.Option(metavar="REASON", help="Write what is counted now into the file, and why."),
+    ] = None,
+) -> None:
+    """Count again what a baseline holds; exit code 1 if anything is worse.
+
+    \b
+    Example:
+      paged lab baseline benchmarks/lab_baseline.json
+      paged lab baseline benchmarks/lab_baseline.json --update "tiles of 512: fewer spills"
+    """
+    from paged.lab.baseline import (
+        Baseline,
+        counts_of,
+        installed_libtpu,
+        measure_again,
+        read_baseline,
+        worse,
+        write_baseline,
+    )
+    from paged.lab.requirements import require
+    from paged.lab.targets import TARGETS
+
+    if update is not None and not update.strip():
+        raise ValueError("update: got nothing, expected the reason")
+    known = read_baseline(file)
+    for name in dict.fromkeys(ask.target for ask, _ in known.entries):
+        require(TARGETS[name])
+    measured = measure_again([ask for ask, _ in known.entries])
+    libtpu = installed_libtpu()
+    if update is not None:
+        _tell_reasons(measured)
+        if any(m.status != "compiled" for m in measured):
+            raise typer.Exit(1)
+        entries = tuple(
+            (ask, counts_of(m)) for (ask, _), m in zip(known.entries, measured, strict=True)
+        )
+        write_baseline(file, Baseline(libtpu, update.strip(), entries))
+        note(f"baseline written to {file}")
+        return
+    lines = worse(known, measured, libtpu=libtpu)
+    for line in lines:
+        typer.echo(line)
+    if lines:
+        raise typer.Exit(1)
+    typer.echo(f"{len(measured)} counted, none worse")
+
+
+def _by_cost(measurement: "Measurement") -> tuple[bool, float]:
+    cost = measurement.row()["scheduled_per_token"]
+    return cost is None, cost or 0.0
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "kernel": lambda row: row["kernel"],
+    "layout": lambda row: row["layout"],
+    "target": lambda row: row["target"],
+    "block": lambda row: str(row["block_size"]),
+    "scheduled": lambda row: _figure(row["scheduled_per_token"]),
+    "issued": lambda row: _figure(row["issued_per_token"]),
+    "bound": lambda row: _figure(row["bound_per_token"]),
+    "HBM": lambda row: _figure(row["hbm_cycles_per_token"]),
+    "of HBM": lambda row: _ratio(row["scheduled_per_token"], row["hbm_cycles_per_token"]),
+    "spills": lambda row: _count(row["spills"]),
+    "VMEM KiB": lambda row: _count(row["vmem_bytes"], 1024),
+}
+
+
+def _show(measurements: Sequence["Measurement"], as_json: bool) -> None:
+    if as_json:
+        print_json([m.row() for m in measurements])
+        return
+    from paged.lab import BLIND_SPOTS
+
+    title = f"{measurements[0].problem.label}; cycles per KV token" if measurements else ""
+    typer.echo(title)
+    cells = [[cell(m.row()) for cell in _COLUMNS.values()] + [m.status] for m in measurements]
+    _print_columns([[*_COLUMNS, "status"], *cells])
+    typer.echo(BLIND_SPOTS)
+
+
+def _print_columns(lines: Sequence[Sequence[str]]) -> None:
+    """Aligned columns as wide as they are: rich would fold names at 80 where nobody watches."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if 3 <= index < len(line) - 1 else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        typer.echo("  ".join(cells).rstrip())
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _ratio(value: float | None, of: float | None) -> str:
+    return "-" if value is None or not of else f"{value / of:.2f}x"
+
+
+def _count(value: int | None, unit: int = 1) -> str:
+    return "-" if value is None else f"{value // unit:,}"
+
+
+def _tell_reasons(measurements: Sequence["Measurement"]) -> None:
+    for m in measurements:
+        # A write has no cost per KV token, which needs no reason.
+        if m.reason and not (m.call == "write" and m.status == "compiled"):
+            note(
+                f"{m.target.name}, {m.problem.layout.name}, blocks of {m.problem.block_size}, "
+                f"{m.call}: {m.reason}"
+            )
+
+
+def _write_report(path: Path | None, measurements: Sequence["Measurement"]) -> None:
+    if path is not None:
+        path.write_text(json.dumps([m.report() for m in measurements], indent=2) + "\n")
+        note(f"report written to {path}")
