@@ -205,8 +205,9 @@ def baseline(
     """
     from paged.lab.baseline import (
         Baseline,
+        check_versions,
         counts_of,
-        installed_libtpu,
+        installed_versions,
         measure_again,
         read_baseline,
         worse,
@@ -220,8 +221,10 @@ def baseline(
     known = read_baseline(file)
     for name in dict.fromkeys(ask.target for ask, _ in known.entries):
         require(TARGETS[name])
+    versions = installed_versions()
+    if update is None:
+        check_versions(known, versions)
     measured = measure_again([ask for ask, _ in known.entries])
-    libtpu = installed_libtpu()
     if update is not None:
         _tell_reasons(measured)
         if any(m.status != "compiled" for m in measured):
@@ -229,10 +232,10 @@ def baseline(
         entries = tuple(
             (ask, counts_of(m)) for (ask, _), m in zip(known.entries, measured, strict=True)
         )
-        write_baseline(file, Baseline(libtpu, update.strip(), entries))
+        write_baseline(file, Baseline(versions, update.strip(), entries))
         note(f"baseline written to {file}")
         return
-    lines = worse(known, measured, libtpu=libtpu)
+    lines = worse(known, measured)
     for line in lines:
         typer.echo(line)
     if lines:

@@ -1,7 +1,7 @@
 """Counts that must not get worse: a committed file, and what differs from it.
 
-The counts of one libtpu are the same every time, so that any larger one is a change for the worse.
-It passes only where someone writes the new figures into the file, with a reason.
+The counts of one libtpu and jax are the same every time, so that any larger one is a change for
+the worse. It passes only where someone writes the new figures into the file, with a reason.
 """
 
 import importlib.metadata
@@ -57,12 +57,12 @@ class Baseline:
     """The file.
 
     Attributes:
-        libtpu: version whose counts these are.
+        versions: of libtpu and jax, whose counts these are.
         reason: why they were last written.
         entries: asks and their counts.
     """
 
-    libtpu: str
+    versions: dict[str, str]
     reason: str
     entries: tuple[tuple[Ask, dict[str, Any]], ...]
 
@@ -81,7 +81,7 @@ def read_baseline(path: Path) -> Baseline:
             (Ask(**{**entry["ask"], "sizes": Sizes(**entry["ask"]["sizes"])}), entry["counts"])
             for entry in form["entries"]
         )
-        return Baseline(form["libtpu"], form["reason"], entries)
+        return Baseline(form["versions"], form["reason"], entries)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"baseline: {path} is no baseline: {error!r}") from None
 
@@ -89,13 +89,20 @@ def read_baseline(path: Path) -> Baseline:
 def write_baseline(path: Path, baseline: Baseline) -> None:
     """Writes the file, one line a figure, so that a change shows as a difference of lines."""
     entries = [{"ask": asdict(ask), "counts": counts} for ask, counts in baseline.entries]
-    form = {"libtpu": baseline.libtpu, "reason": baseline.reason, "entries": entries}
+    form = {"versions": baseline.versions, "reason": baseline.reason, "entries": entries}
     path.write_text(json.dumps(form, indent=2) + "\n")
 
 
-def installed_libtpu() -> str:
-    """The version that would count now."""
-    return importlib.metadata.version("libtpu")
+def installed_versions() -> dict[str, str]:
+    """The versions that would count now.
+
+    Raises:
+        ImportError: libtpu is not installed.
+    """
+    try:
+        return {name: importlib.metadata.version(name) for name in ("libtpu", "jax")}
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError("a baseline is counted with libtpu: pip install libtpu") from None
 
 
 def measure_again(asks: Sequence[Ask]) -> list[Measurement]:
@@ -124,17 +131,26 @@ def counts_of(measurement: Measurement) -> dict[str, Any]:
     return {name: row[name] for name in COUNTS}
 
 
-def worse(baseline: Baseline, measured: Sequence[Measurement], *, libtpu: str) -> list[str]:
-    """What got worse, one line each; [] where nothing did.
+def check_versions(baseline: Baseline, versions: dict[str, str]) -> None:
+    """Refuses to compare with counts of other versions: nothing can be said of the difference.
 
     Raises:
-        ValueError: the counts are of different versions of libtpu, which nothing can be said of.
+        ValueError: naming both.
     """
-    if libtpu != baseline.libtpu:
+    if versions != baseline.versions:
         raise ValueError(
-            f"baseline: counted with libtpu {baseline.libtpu}, installed is {libtpu}: install "
-            "that one, or update the baseline with a reason"
+            f"baseline: counted with {_listed(baseline.versions)}, installed is "
+            f"{_listed(versions)}: install those, or update the baseline with a reason"
         )
+
+
+def worse(baseline: Baseline, measured: Sequence[Measurement]) -> list[str]:
+    """What got worse, one line each; [] where nothing did.
+
+    Args:
+        baseline: counts to hold to.
+        measured: its asks, measured again with the same versions.
+    """
     lines: list[str] = []
     for (ask, before), now in zip(baseline.entries, measured, strict=True):
         if now.status != "compiled":
@@ -146,3 +162,7 @@ def worse(baseline: Baseline, measured: Sequence[Measurement], *, libtpu: str) -
             if old is not None and (new is None or new > old):
                 lines.append(f"{ask.label}: {name} was {old}, is {new}")
     return lines
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -23,7 +23,7 @@ _REGION = re.compile(r"\b(?:Start|empty) region (\d+)")
 _COPY = re.compile(r"= dma\.(?!done)\w+")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ALLOCATION = re.compile(r"space=vmem, size = (0x[0-9a-f]+|\d+), offset = (0x[0-9a-f]+|\d+)")
-_STATIC_LOOP = re.compile(r"^( *)loop: start=(\S+), step=(\S+), limit=(\S+?)$")
+_NAMED_LOOP = re.compile(r"^( *)(?:loop: start=(\S+), step=(\S+), limit=(\S+)|// While loop)$")
 # A branch takes effect after the bundles that follow it: a loop ends with them.
 _BRANCH_DELAY = 4
 _FILL, _SPILL = "VLOAD:FILL", "VSTORE:SPILL"
@@ -228,18 +228,18 @@ def find_loops(bundles: list[Bundle]) -> list[Body]:
 def static_trips(original: str, depths: list[int]) -> tuple[int | None, ...]:
     """How often each loop of the schedule runs when entered, from the unoptimised listing.
 
-    It names each loop's bounds. Loops of one trip are gone from the schedule; where the others do
-    not nest as the schedule's, nothing is known.
+    It names each loop's bounds where they are static. Loops of one trip are gone from the
+    schedule; where the others do not nest as the schedule's, nothing is known.
     """
     found: list[tuple[int, int | None]] = []
     around: list[tuple[int, bool]] = []
     for line in original.splitlines():
-        if not (match := _STATIC_LOOP.match(line)):
+        if not (match := _NAMED_LOOP.match(line)):
             continue
         indent = len(match[1])
         while around and around[-1][0] >= indent:
             around.pop()
-        trips = _trips(*match.groups()[1:])
+        trips = None if match[2] is None else _trips(match[2], match[3], match[4])
         around.append((indent, trips != 1))
         if trips != 1:
             found.append((sum(counts for _, counts in around), trips))

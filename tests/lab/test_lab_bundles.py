@@ -147,13 +147,15 @@ ORIGINAL = """
       $region5: #{kernel} parent=1 // loop_body
       loop: start=0, step=1, limit=1
         loop: start=0, step=8, limit=60
-      loop: start=0, step=1, limit=%s40
+      // While loop
+        $region32: #{kernel} parent=23 // loop_body
+          loop: start=0, step=1, limit=%s40
 """
 
 
 def test_static_trip_counts_come_from_the_unoptimised_listing():
     # The loop of one trip is straight code by then, and the one in it is a level further out.
-    assert static_trips(ORIGINAL, [0, 1, 2, 2]) == (1, 18, 8, None)
+    assert static_trips(ORIGINAL, [0, 1, 2, 2, 3]) == (1, 18, 8, None, None)
     # Where the schedule nests otherwise, nothing is known.
     assert static_trips(ORIGINAL, [0, 1, 2]) == (1, None, None)
     assert static_trips("", [0, 1]) == (1, None)

@@ -59,7 +59,7 @@ def test_every_combination_is_asked():
 
 def test_a_baseline_is_read_as_it_was_written(tmp_path):
     ask = Ask("xla", "pallas", "v6e", 16, Sizes(num_seqs=4))
-    baseline = Baseline("0.0.52", "first", ((ask, {"spills": 3}),))
+    baseline = Baseline({"libtpu": "0.0.52"}, "first", ((ask, {"spills": 3}),))
     write_baseline(tmp_path / "b.json", baseline)
     assert read_baseline(tmp_path / "b.json") == baseline
     (tmp_path / "b.json").write_text(json.dumps({"libtpu": "1"}))

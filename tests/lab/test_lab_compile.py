@@ -1,6 +1,7 @@
 """Real compilations for hardware that is not here; each takes seconds."""
 
 import json
+from pathlib import Path
 
 import pytest
 from lab_subjects import SPEC, EndsItsProcess, Tiny, TinyWithTrips, TooMuchVmem
@@ -8,7 +9,17 @@ from typer.testing import CliRunner
 
 from paged.cli import app
 from paged.lab import TARGETS, Problem
-from paged.lab.baseline import Ask, Baseline, Sizes, counts_of, measure_again, worse
+from paged.lab.asks import Sizes
+from paged.lab.baseline import (
+    Ask,
+    Baseline,
+    check_versions,
+    counts_of,
+    installed_versions,
+    measure_again,
+    read_baseline,
+    worse,
+)
 from paged.lab.compile import compile_call
 from paged.lab.measure import measure
 from paged.lab.requirements import missing
@@ -93,14 +104,24 @@ def test_a_baseline_lets_nothing_get_worse():
     sizes = Sizes(num_heads=8, num_kv_heads=1, num_seqs=4, kv_tokens=1024)
     ask = Ask("lab_subjects:TinyWithTrips", "flashinfer_hnd", "v5e", 128, sizes)
     measured = measure_again([ask])
-    same = Baseline("1", "", ((ask, counts_of(measured[0])),))
-    assert worse(same, measured, libtpu="1") == []
+    same = Baseline({"libtpu": "1"}, "", ((ask, counts_of(measured[0])),))
+    assert worse(same, measured) == []
     fewer = counts_of(measured[0])
     fewer["vmem_bytes"] -= 1
-    (line,) = worse(Baseline("1", "", ((ask, fewer),)), measured, libtpu="1")
+    now_worse = Baseline({"libtpu": "1"}, "", ((ask, fewer),))
+    (line,) = worse(now_worse, measured)
     assert "vmem_bytes was" in line
-    with pytest.raises(ValueError, match="installed is 2"):
-        worse(same, measured, libtpu="2")
+    with pytest.raises(ValueError, match="counted with libtpu 1, installed is libtpu 2"):
+        check_versions(same, {"libtpu": "2"})
+
+
+@needs_libtpu
+def test_the_committed_baseline_holds():
+    known = read_baseline(Path(__file__).parents[2] / "benchmarks" / "lab_baseline.json")
+    if known.versions != installed_versions():
+        pytest.skip(f"the baseline is of {known.versions}, installed is {installed_versions()}")
+    measured = measure_again([ask for ask, _ in known.entries])
+    assert worse(known, measured) == []
 
 
 @needs_libtpu
