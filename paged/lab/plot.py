@@ -23,8 +23,8 @@ def plot_roofline(measurements: Sequence[Measurement], path: Path) -> None:
         ValueError: no measurement has figures per token.
     """
     try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
+        import matplotlib as mpl  # pyright: ignore[reportMissingImports]
+        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         raise ImportError("a plot needs matplotlib: pip install matplotlib") from None
 
