@@ -119,7 +119,9 @@ def check_values(
             first_seen = np.zeros_like(seq_lens)
         else:
             first_seen = np.maximum(seq_lens - query_lens - window + 1, 0)
+        first_kept = first_seen if knows_window else seq_lens - query_lens
         _check_table(table, seq_lens, first_seen, block_size, num_blocks)
+        _check_owned_once(table, seq_lens, first_kept, block_size)
         _check_slots(metadata, table, starts, seq_lens, block_size, num_blocks)
 
 
@@ -216,10 +218,7 @@ def _check_table(
     block_size: int,
     num_blocks: int | None,
 ) -> None:
-    """Owned entries are blocks of the pool; those that a query sees are not the null block.
-
-    No row owns a block twice, the null block aside: its positions would overwrite each other.
-    """
+    """Owned entries are blocks of the pool; those that a query sees are not the null block."""
     limit = 2**31 if num_blocks is None else num_blocks
     for row, seq_len in enumerate(seq_lens.tolist()):
         count = -(-seq_len // block_size)
@@ -237,9 +236,22 @@ def _check_table(
                 f"block_table[{row}, {column}]: got block {blocks[column]}, expected "
                 f"{lowest[column]} <= block < {limit}"
             )
+
+
+def _check_owned_once(
+    table: np.ndarray, seq_lens: np.ndarray, first_kept: np.ndarray, block_size: int
+) -> None:
+    """No row has a block twice from `first_kept` on: its positions would overwrite each other.
+
+    Earlier entries are not compared. A window leaves the null block there, and where a kernel's
+    blocks are smaller than the manager's that is several of them, again and again.
+    """
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        blocks = table[row, : -(-seq_len // block_size)]
         order = np.argsort(blocks, kind="stable")
-        ordered = blocks[order]
-        twice = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != NULL_BLOCK))
+        same = (blocks[order][1:] == blocks[order][:-1]) & (blocks[order][1:] != NULL_BLOCK)
+        same &= order[1:] >= first_kept[row] // block_size
+        twice = np.flatnonzero(same)
         if twice.size:
             first, second = order[twice[0] : twice[0] + 2].tolist()
             raise ValueError(

@@ -318,3 +318,19 @@ def test_static_validation_runs_under_a_trace():
     step(valid().map(jnp.asarray), jnp.zeros((10, 4, 8)))
     with pytest.raises(ValueError, match=r"query.shape\[1\]: got 5, expected num_heads 4"):
         step(valid().map(jnp.asarray), jnp.zeros((10, 5, 8)))
+
+
+def test_what_a_window_left_behind_may_repeat():
+    # Manager blocks of two kernel blocks each: the null block is kernel blocks 0 and 1, twice.
+    metadata = AttentionMetadata(
+        block_table=np.array([[0, 1, 0, 1, 6, 7]], np.int32),
+        slot_mapping=np.array([7 * 4 + 3], np.int32),
+        seq_lens=np.array([24], np.int32),
+        query_start_loc=np.array([0, 1], np.int32),
+        distribution=np.array([1, 1, 1], np.int32),
+        max_query_len=1,
+        max_seq_len=64,
+    )
+    metadata.validate(block_size=4, num_blocks=12)
+    spec = AttentionSpec(1, 1, 4, 1.0, window=4)
+    metadata.validate(block_size=4, num_blocks=12, spec=spec)
