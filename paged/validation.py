@@ -81,6 +81,9 @@ def _check_cache(cache: Any, spec: AttentionSpec) -> None:
             f"{'holds latents' if cache.layout.is_latent else 'holds keys and values'}, "
             f"the spec is {'latent (MLA)' if spec.is_latent else 'not latent'}"
         )
+    # Where a layout pads, the cache's own sizes are those of what it could hold.
+    if cache.layout.holds(tuple(cache.data.shape), spec.num_kv_heads, spec.head_dim):
+        return
     for name in ("num_kv_heads", "head_dim"):
         if getattr(cache, name) != getattr(spec, name):
             raise ValueError(

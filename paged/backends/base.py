@@ -188,7 +188,11 @@ def check_scales(cache: KVCache) -> None:
         if scale is None:
             continue
         shape = tuple(getattr(scale, "shape", ()))
-        if shape not in ((), (cache.num_kv_heads,)):
+        does_fit = not shape or (
+            len(shape) == 1
+            and cache.layout.holds(tuple(cache.data.shape), shape[0], cache.head_dim)
+        )
+        if not does_fit:
             raise ValueError(
                 f"{name}: got shape {shape}, expected () or ({cache.num_kv_heads},) (num_kv_heads)"
             )
@@ -213,7 +217,7 @@ def check_write(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> None
             f"slot_mapping: got {dtype_name(slot_mapping.dtype)}{tuple(slot_mapping.shape)}, "
             "expected int32 of one dimension"
         )
-    cache.layout.check_rows(cache.sizes, key, value)
+    cache.layout.check_rows(tuple(cache.data.shape), key, value)
     for name, rows in (("key", key), ("value", value)):
         if rows is None:
             continue

@@ -13,7 +13,7 @@ from paged.conformance.setup import Setup
 from paged.dtypes import storage_dtype
 from paged.layouts import KVCache, Layout
 from paged.metadata import NO_SLOT, NULL_BLOCK, AttentionMetadata
-from paged.spec import AttentionSpec
+from paged.spec import AttentionSpec, KVCacheSpec
 
 # Sinks are in units of logits, whose standard deviation is near 1.
 _SINKS = {"positive": [2.5, 0.5], "negative": [-2.5, -0.5], "minus_inf": [-np.inf]}
@@ -159,6 +159,8 @@ def assemble(
     pool = poisoned(
         setup, layout, layout.shape(setup.num_blocks, cache_spec), cache_spec.dtype, rng
     )
+    if layout.is_padded:
+        pool[~_content(layout, setup.num_blocks, cache_spec)] = 0
     cache = KVCache(pool, layout, k_scale, v_scale)
     starts = np.zeros(setup.num_seqs + 1, np.int32)
     starts[1:] = np.cumsum(np.pad(query_lens, (0, setup.num_seqs - len(rows))))
@@ -244,6 +246,14 @@ def poisoned(
     return pool
 
 
+def _content(
+    layout: Layout, num_blocks: int, cache_spec: KVCacheSpec
+) -> Bool[np.ndarray, "..."]:
+    """Which numbers of a pool are no padding; padding is zero from allocation on."""
+    unpadded = Layout(layout.name, layout.pattern).shape(num_blocks, cache_spec)
+    return layout.padded(np.ones(unpadded, storage_dtype(cache_spec.dtype))).astype(bool)
+
+
 def _place(
     setup: Setup, seq_lens: np.ndarray, block_size: int, rng: np.random.Generator
 ) -> list[list[int]]:
@@ -299,9 +309,9 @@ def _fill(cache: KVCache, row: Row, flat: np.ndarray, positions: range, storage:
     for position in positions:
         block, slot = divmod(int(flat[position]), where.size["slot"])
         for kind, rows, scale in kinds:
-            for head in range(where.num_kv_heads):
-                stored = quantized(rows[position, head], scale_of(scale, head), storage)
-                numbers[where.rows(block, slot, head, kind)] = stored
+            for head, numbers_of_head in enumerate(rows[position]):
+                stored = quantized(numbers_of_head, scale_of(scale, head), storage)
+                numbers[where.rows(block, slot, head, kind, stored.size)] = stored
 
 
 def scale_of(scale: np.ndarray | None, head: int) -> float:

@@ -9,6 +9,7 @@ from paged.layouts.catalog import (
     MLA,
     PACKED,
     PALLAS,
+    TPU_PACKED,
     get_layout,
 )
 from paged.layouts.convert import convert, share_pool
@@ -22,6 +23,7 @@ __all__ = [
     "MLA",
     "PACKED",
     "PALLAS",
+    "TPU_PACKED",
     "KVCache",
     "Layout",
     "check_slots_fit",

@@ -56,6 +56,25 @@ def reshape(array: Any, new_shape: tuple[int, ...]) -> Any:
         ) from None
 
 
+def pad(array: Any, new_shape: tuple[int, ...]) -> Any:
+    """The array with zeros after the end of each axis, up to a shape; itself where it has that."""
+    widths = [(0, new - old) for new, old in zip(new_shape, array.shape, strict=True)]
+    if not any(after for _, after in widths):
+        return array
+    if is_jax(array):
+        # Bits: XLA:CPU pads narrow floats in float32, which changes the payload of a NaN.
+        return jax.lax.bitcast_convert_type(jnp.pad(as_bits(array), widths), array.dtype)
+    inner = tuple(slice(0, length) for length in array.shape)
+    if is_torch(array):
+        torch = sys.modules["torch"]
+        wide = torch.zeros(new_shape, dtype=array.dtype, device=array.device)
+    else:
+        wide = np.zeros(new_shape, array.dtype)
+    # Bits: neither library assigns all 8-bit floats.
+    as_bits(wide)[inner] = as_bits(array)
+    return wide
+
+
 def take(array: Any, indices: Any, *, axis: int) -> Any:
     """Entries along one axis; JAX clips indices out of range, the others raise."""
     if is_jax(array):

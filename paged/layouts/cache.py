@@ -60,7 +60,7 @@ class KVCache:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each axis of the layout, by name."""
+        """The size of each axis of the layout, by name, padding of the layout included."""
         return self.layout.sizes(arrays.shape(self.data))
 
     @property
@@ -75,12 +75,12 @@ class KVCache:
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads; 1 for a latent cache."""
+        """KV heads; 1 for a latent cache. As stored: see `Layout` on padding."""
         return self.sizes.get("head", 1)
 
     @property
     def head_dim(self) -> int:
-        """Width of a key (the latent's for a latent cache)."""
+        """Width of a key (the latent's for a latent cache), as stored."""
         sizes = self.sizes
         return sizes["latent"] if "latent" in sizes else sizes["dim"]
 

@@ -7,10 +7,13 @@ FLASHINFER = Layout("flashinfer", "block kv slot head dim")
 FLASHINFER_HND = Layout("flashinfer_hnd", "block kv head slot dim")
 PALLAS = Layout("pallas", "block slot (head kv) dim")
 PACKED = Layout("packed", "block head slot (kv dim)")
+# "pallas" as a TPU's memory wants it: whole 32-bit words of K and V beside each other, whole lanes.
+TPU_PACKED = Layout("tpu_packed", "block slot (head kv) dim", lanes=128, words=True)
 MLA = Layout("mla", "block slot latent")
 
 LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (FLASH_ATTN, FLASHINFER, FLASHINFER_HND, PALLAS, PACKED, MLA)
+    layout.name: layout
+    for layout in (FLASH_ATTN, FLASHINFER, FLASHINFER_HND, PALLAS, PACKED, TPU_PACKED, MLA)
 }
 """By name, in the order in which `layout="auto"` tries them where a backend has no preference."""
 

@@ -13,7 +13,9 @@ from paged.layouts.layout import Layout
 from paged.spec import KVCacheSpec
 
 
-def convert(data: Any, src: str | Layout, dst: str | Layout) -> Any:
+def convert(
+    data: Any, src: str | Layout, dst: str | Layout, *, spec: KVCacheSpec | None = None
+) -> Any:
     """The same cache in another layout.
 
     Where both have their bytes in the same order the result is a view of the same memory (JAX:
@@ -23,9 +25,12 @@ def convert(data: Any, src: str | Layout, dst: str | Layout) -> Any:
         data: numpy, JAX or torch array in layout `src`.
         src: the layout it is in.
         dst: the layout wanted.
+        spec: what a token keeps. Needed where `src` pads, whose shape does not tell; without it
+            padding counts as content.
 
     Raises:
-        ValueError: one layout is latent and the other is not, or `data` is not in `src`.
+        ValueError: one layout is latent and the other is not, or `data` is not in `src`, or `src`
+            holds another cache than `spec` says.
     """
     src, dst = get_layout(src), get_layout(dst)
     if src.is_latent != dst.is_latent:
@@ -34,6 +39,10 @@ def convert(data: Any, src: str | Layout, dst: str | Layout) -> Any:
             "keys and values cannot be told apart in a latent"
         )
     sizes = src.sizes(arrays.shape(data))
+    if src == dst:
+        return data
+    if src.is_padded or dst.is_padded:
+        return _convert_padded(data, src, dst, sizes, spec)
     if src.axes == dst.axes:
         merged = (np.prod([sizes[axis] for axis in dim]) for dim in dst.dimensions)
         return arrays.reshape(data, tuple(int(length) for length in merged))
@@ -42,6 +51,27 @@ def convert(data: Any, src: str | Layout, dst: str | Layout) -> Any:
     if arrays.is_jax(moved):
         return moved
     return moved.contiguous() if arrays.is_torch(moved) else np.ascontiguousarray(moved)
+
+
+def _convert_padded(
+    data: Any, src: Layout, dst: Layout, sizes: dict[str, int], spec: KVCacheSpec | None
+) -> Any:
+    """Without padding, into the other pattern, and with the padding that it asks for."""
+    if spec is not None:
+        expected = src.shape(sizes["block"], spec)
+        if arrays.shape(data) != expected:
+            raise ValueError(
+                f"data: got shape {arrays.shape(data)}, expected {expected} in {src.name} for "
+                f"{spec}"
+            )
+        sizes = {**sizes, "head": spec.num_kv_heads, "dim": spec.head_dim, "latent": spec.head_dim}
+    plain = src.unpadded(data, sizes)
+    split = {} if src.is_latent else {"kv": 2}
+    if src.pattern != dst.pattern:
+        plain = einops.rearrange(plain, f"{src.pattern} -> {dst.pattern}", **split)
+    if not arrays.is_jax(plain):
+        plain = plain.contiguous() if arrays.is_torch(plain) else np.ascontiguousarray(plain)
+    return dst.padded(plain)
 
 
 def share_pool(pool: Any, spec: KVCacheSpec, layouts: Sequence[str | Layout]) -> list[Any]:
@@ -70,6 +100,12 @@ def share_pool(pool: Any, spec: KVCacheSpec, layouts: Sequence[str | Layout]) ->
     if dtype_name(pool.dtype) != spec.dtype:
         raise ValueError(f"pool: got dtype {dtype_name(pool.dtype)}, expected {spec.dtype}")
     block_values = spec.block_size * spec.values_per_token
+    for layout in resolved:
+        if layout.page_bytes(spec) != spec.block_size * spec.bytes_per_token:
+            raise ValueError(
+                f"layouts: {layout.name} pads a block to {layout.page_bytes(spec)} bytes and may "
+                f"not share a pool of {spec.block_size * spec.bytes_per_token} bytes a block"
+            )
     if len(arrays.shape(pool)) != 1 or pool.shape[0] % block_values:
         raise ValueError(
             f"pool: got shape {arrays.shape(pool)}, expected one dimension and a multiple of "

@@ -8,6 +8,11 @@ The axes are
 
 A pattern lists them outermost first, in einops' notation; parentheses merge axes into one array
 dimension. Shape, views, write, gather, page bytes, sharding and conversion all follow from it.
+
+A layout may pad its last two dimensions, for hardware that keeps them in tiles anyway. Padding
+holds zeros: allocation and conversion put them there, a write keeps them, kernels rely on them.
+An array with padding does not tell what it holds (a head_dim of 64 and one of 128 look the same),
+so that whoever reads from it says how many heads, how wide.
 """
 
 import math
@@ -47,15 +52,20 @@ class Layout:
     Attributes:
         name: what users call it.
         pattern: the axes, outermost first, for example "block slot (head kv) dim".
+        lanes: the last dimension is padded to a multiple of this.
+        words: whether the dimension before the last is padded to whole 32-bit words and split in
+            two: words, and the values that share a word.
 
     Raises:
         ValueError: the pattern does not name each axis of a K/V or of a latent cache once, or it
             merges axes whose sizes could not be told from the product (only kv, which is 2, may
-            be merged with another, and block and slot stand alone).
+            be merged with another, and block and slot stand alone). Or it pads block or slot.
     """
 
     name: str
     pattern: str
+    lanes: int = 1
+    words: bool = False
 
     def __post_init__(self) -> None:
         axes = self.axes
@@ -80,6 +90,15 @@ class Layout:
                     f"pattern: got {self.pattern!r}, where ({' '.join(dimension)}) merges axes "
                     "that could not be told apart again, expected one axis, and kv beside it"
                 )
+        if self.lanes < 1:
+            raise ValueError(f"lanes: got {self.lanes}, expected an integer of at least 1")
+        padded = self.dimensions[-1:] if self.lanes > 1 else ()
+        padded = self.dimensions[-2:] if self.words else padded
+        if {("block",), ("slot",)} & set(padded):
+            raise ValueError(
+                f"pattern: got {self.pattern!r} with lanes {self.lanes} and words {self.words}, "
+                "which would pad block or slot"
+            )
 
     @property
     def dimensions(self) -> tuple[tuple[str, ...], ...]:
@@ -127,6 +146,11 @@ class Layout:
                 return index
         return None
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether an array may be larger than what it holds."""
+        return self.lanes > 1 or self.words
+
     def refusals(self, spec: KVCacheSpec) -> list[str]:
         """Why this layout cannot hold such a cache; [] means that it can."""
         if spec.is_latent == self.is_latent:
@@ -151,19 +175,22 @@ class Layout:
             "latent": spec.head_dim,
             "kv": _KEYS_AND_VALUES,
         }
-        return tuple(math.prod(size[axis] for axis in dim) for dim in self.dimensions)
+        plain = tuple(math.prod(size[axis] for axis in dim) for dim in self.dimensions)
+        return self._padded_shape(plain, storage_dtype(spec.dtype).itemsize)
 
     def sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """The size of each axis in an array of this layout, by name.
+        """The size of each axis in an array of this layout, by name, padding included.
 
         Raises:
             ValueError: the shape cannot be one of this layout.
         """
-        if len(shape) != len(self.dimensions):
+        expected = len(self.dimensions) + self.words
+        if len(shape) != expected:
             raise ValueError(
-                f"shape: got {tuple(shape)}, expected {len(self.dimensions)} dimensions "
+                f"shape: got {tuple(shape)}, expected {expected} dimensions "
                 f"for layout {self.name} ({self.pattern})"
             )
+        shape = self._merged_shape(shape)
         sizes: dict[str, int] = {}
         for index, (dimension, length) in enumerate(zip(self.dimensions, shape, strict=True)):
             known = _KEYS_AND_VALUES if "kv" in dimension else 1
@@ -195,21 +222,50 @@ class Layout:
             shape[-2] = _tpu_rows(shape[-2], itemsize)
         return math.prod(shape) * itemsize
 
-    def views(self, data: ArrayT, *, value_dim: int | None = None) -> tuple[ArrayT, ArrayT]:
+    def holds(self, shape: tuple[int, ...], num_kv_heads: int, head_dim: int) -> bool:
+        """Whether an array of this shape is one for so many heads of this width."""
+        sizes = self.sizes(shape)
+        size = {**sizes, "head": num_kv_heads, "dim": head_dim, "latent": head_dim}
+        plain = tuple(math.prod(size[axis] for axis in dim) for dim in self.dimensions)
+        itemsize = _WORD_BYTES // shape[-2] if self.words else 1
+        return self._padded_shape(plain, itemsize) == tuple(shape)
+
+    def views(
+        self,
+        data: ArrayT,
+        *,
+        value_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+    ) -> tuple[ArrayT, ArrayT]:
         """Keys and values of the whole cache, each `[block, slot, head, dim]`.
 
         Views of the same memory for numpy and torch. In a latent cache the one head's key is the
         latent and its value the latent's first `value_dim` entries (all of them by default).
+
+        Args:
+            data: the cache in this layout.
+            value_dim: width of a latent's value.
+            num_kv_heads: heads that are no padding; all by default.
+            head_dim: entries of a head that are no padding; all by default.
         """
-        return self._split(data, blocks="block", value_dim=value_dim)
+        pair = self._split(data, blocks="block", value_dim=value_dim)
+        return _trimmed(pair, num_kv_heads, head_dim)
 
     def gather(
-        self, data: ArrayT, block_ids: Any, *, value_dim: int | None = None
+        self,
+        data: ArrayT,
+        block_ids: Any,
+        *,
+        value_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Keys and values of some blocks, each `[*block_ids.shape, slot, head, dim]`.
 
         Only the named blocks are read. Under JAX an id out of range reads some other block
-        (ids are clipped): mask what a table does not own.
+        (ids are clipped): mask what a table does not own. The other arguments are those of
+        `views`.
 
         Raises:
             ValueError: numpy or torch ids that are no integers, or out of range.
@@ -217,14 +273,14 @@ class Layout:
         if not arrays.is_jax(data):
             block_ids = _host_ids(data, block_ids, arrays.shape(data)[self.block_axis])
         taken = arrays.take(data, block_ids, axis=self.block_axis)
-        return self._split(taken, blocks="...", value_dim=value_dim)
+        pair = self._split(taken, blocks="...", value_dim=value_dim)
+        return _trimmed(pair, num_kv_heads, head_dim)
 
     def write(self, data: ArrayT, key: Any, value: Any, slot_mapping: Any) -> ArrayT:
         """Scatters new tokens into their slots.
 
         One scatter, no reshape: in place for numpy and torch, and under JAX where `data` is
-        donated.
-        A slot of -1 writes nothing.
+        donated. A slot of -1 writes nothing; padding of a slot that is written becomes zero.
 
         Args:
             data: the cache in this layout.
@@ -242,7 +298,7 @@ class Layout:
                 torch a slot is past the end. Under JAX such a slot writes nothing.
         """
         sizes = self.sizes(arrays.shape(data))
-        rows = self._rows(key, value, sizes, dtype_name(arrays.dtype(data)))
+        rows = self._rows(key, value, arrays.shape(data), dtype_name(arrays.dtype(data)))
         slot_mapping = _checked_slots(data, slot_mapping, sizes["block"] * sizes["slot"])
         # One row for many slots would be broadcast without a word.
         if key.shape[0] != slot_mapping.shape[0]:
@@ -258,7 +314,37 @@ class Layout:
             slot_axis=self.dimensions.index(("slot",)),
         )
 
+    def padded(self, plain: Any) -> Any:
+        """An array in this layout's pattern, with the padding that it lacks: zeros."""
+        itemsize = arrays.dtype(plain).itemsize
+        before = arrays.shape(plain)
+        merged = self._merged_shape(self._padded_shape(before, itemsize))
+        plain = arrays.pad(plain, merged)
+        return arrays.reshape(plain, self._padded_shape(before, itemsize))
+
+    def unpadded(self, data: Any, sizes: Mapping[str, int]) -> Any:
+        """An array in this layout's pattern, cut to axes of these sizes; a view."""
+        merged = arrays.reshape(data, self._merged_shape(arrays.shape(data)))
+        last = [math.prod(sizes[axis] for axis in dim) for dim in self.dimensions[-2:]]
+        return merged[..., : last[0], : last[1]]
+
+    def _padded_shape(self, plain: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+        """The shape of an array that holds one of the pattern's shape."""
+        *outer, rows, width = plain
+        width = _round_up(width, self.lanes)
+        if not self.words:
+            return (*outer, rows, width)
+        packing = _WORD_BYTES // itemsize
+        return (*outer, -(-rows // packing), packing, width)
+
+    def _merged_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape with words and the values that share one in one dimension again."""
+        if not self.words:
+            return tuple(shape)
+        return (*shape[:-3], shape[-3] * shape[-2], shape[-1])
+
     def _split(self, data: ArrayT, *, blocks: str, value_dim: int | None) -> tuple[ArrayT, ArrayT]:
+        data = arrays.reshape(data, self._merged_shape(arrays.shape(data))) if self.words else data
         pattern = self.pattern.replace("block", blocks)
         if self.is_latent:
             keys: Any = einops.rearrange(data, f"{pattern} -> {blocks} slot 1 latent")  # pyright: ignore[reportArgumentType]
@@ -266,8 +352,8 @@ class Layout:
         both: Any = einops.rearrange(data, f"{pattern} -> kv {blocks} slot head dim", kv=2)  # pyright: ignore[reportArgumentType]
         return both[0], both[1]
 
-    def check_rows(self, sizes: Mapping[str, int], key: Any, value: Any) -> None:
-        """Checks the shapes of new tokens against a cache of these sizes.
+    def check_rows(self, shape: tuple[int, ...], key: Any, value: Any) -> None:
+        """Checks the shapes of new tokens against a cache of this shape.
 
         Raises:
             ValueError: naming the argument, what it is and what was expected.
@@ -277,9 +363,13 @@ class Layout:
                 f"value: got {'None' if value is None else 'an array'}, layout {self.name} "
                 f"expects {'None (the key is the latent)' if self.is_latent else 'an array'}"
             )
+        sizes = self.sizes(shape)
         expected = (sizes.get("head", 1), sizes["latent" if self.is_latent else "dim"])
         for name, rows in (("key", key), ("value", value)):
-            if rows is not None and (len(rows.shape) != 3 or tuple(rows.shape[1:]) != expected):
+            if rows is None:
+                continue
+            does_fit = len(rows.shape) == 3 and (not self.is_latent or rows.shape[1] == 1)
+            if not does_fit or not self.holds(shape, *rows.shape[1:]):
                 raise ValueError(
                     f"{name}: got shape {tuple(rows.shape)}, expected (tokens, "
                     f"{expected[0]}, {expected[1]}) (tokens, num_kv_heads, head_dim)"
@@ -289,9 +379,9 @@ class Layout:
                 f"value: got {value.shape[0]} tokens, expected {key.shape[0]} as in key"
             )
 
-    def _rows(self, key: Any, value: Any, sizes: Mapping[str, int], storage: str) -> Any:
+    def _rows(self, key: Any, value: Any, shape: tuple[int, ...], storage: str) -> Any:
         """The new tokens, `[tokens, *dimensions of this layout without block and slot]`."""
-        self.check_rows(sizes, key, value)
+        self.check_rows(shape, key, value)
         for name, array in (("key", key), ("value", value)):
             if array is not None and is_quantized(storage) and dtype_name(array.dtype) != storage:
                 raise ValueError(
@@ -299,9 +389,28 @@ class Layout:
                     "rows before they are written"
                 )
         if self.is_latent:
-            return key[:, 0, :]
-        inner = self.pattern.replace("block", "").replace("slot", "")
-        return einops.rearrange([key, value], f"kv token head dim -> token {inner}")
+            rows = key[:, 0, :]
+        else:
+            inner = self.pattern.replace("block", "").replace("slot", "")
+            rows = einops.rearrange([key, value], f"kv token head dim -> token {inner}")
+        if not self.is_padded:
+            return rows
+        # Padding counts the storage's bytes; the rows may still be of a wider type.
+        wanted = [shape[axis] for axis in range(len(shape)) if axis not in self._outer_axes]
+        merged = self._merged_shape((rows.shape[0], *wanted))
+        return arrays.reshape(arrays.pad(rows, merged), (rows.shape[0], *wanted))
+
+    @property
+    def _outer_axes(self) -> tuple[int, int]:
+        return self.block_axis, self.dimensions.index(("slot",))
+
+
+def _trimmed(
+    pair: tuple[Any, Any], num_kv_heads: int | None, head_dim: int | None
+) -> tuple[Any, Any]:
+    """Keys and values without padding."""
+    key, value = (array[..., :num_kv_heads, :head_dim] for array in pair)
+    return key, value
 
 
 def _is_index(array: Any, *, like: Any) -> bool:

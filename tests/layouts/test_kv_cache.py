@@ -26,7 +26,9 @@ def test_allocate_and_read_the_sizes_back(layout):
     assert isinstance(cache.data, jax.Array)
     assert not cache.data.any()
     assert (cache.num_blocks, cache.block_size, cache.dtype) == (5, 4, "bfloat16")
-    assert (cache.num_kv_heads, cache.head_dim) == (spec.num_kv_heads, spec.head_dim)
+    width = 128 if layout.is_padded else spec.head_dim
+    assert (cache.num_kv_heads, cache.head_dim) == (spec.num_kv_heads, width)
+    assert layout.holds(cache.data.shape, spec.num_kv_heads, spec.head_dim)
     assert cache.data.nbytes == 5 * layout.page_bytes(spec)
 
 

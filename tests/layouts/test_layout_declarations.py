@@ -31,6 +31,7 @@ def spec_for(layout):
         ("flashinfer_hnd", (10, 2, 4, 16, 64), 2, True),
         ("pallas", (10, 16, 8, 64), 2, True),
         ("packed", (10, 4, 16, 128), 1, True),
+        ("tpu_packed", (10, 16, 4, 2, 128), 2, True),
         ("mla", (10, 16, 576), None, True),
     ],
 )
@@ -44,7 +45,7 @@ def test_the_layouts_by_hand(name, shape, sharding_axis, block_major):
 
 def test_this_table_is_complete():
     assert set(LAYOUTS) == {
-        *("flash_attn", "flashinfer", "flashinfer_hnd", "pallas", "packed", "mla"),
+        *("flash_attn", "flashinfer", "flashinfer_hnd", "pallas", "packed", "tpu_packed", "mla"),
     }
 
 
@@ -57,7 +58,10 @@ def test_sizes_undo_shape(layout):
     if layout.is_latent:
         assert sizes["latent"] == 576
     else:
-        assert (sizes["kv"], sizes["head"], sizes["dim"]) == (2, 4, 64)
+        width = 128 if layout.is_padded else 64
+        assert (sizes["kv"], sizes["head"], sizes["dim"]) == (2, 4, width)
+    if layout.is_padded:
+        return
     assert math.prod(sizes.values()) == 10 * 16 * spec.values_per_token
 
 
@@ -65,7 +69,8 @@ def test_sizes_undo_shape(layout):
 @pytest.mark.parametrize("target", [None, "cpu", "cuda", "rocm"])
 def test_a_page_is_dense_where_memory_is_linear(layout, target):
     spec = spec_for(layout)
-    assert layout.page_bytes(spec, target=target) == 16 * spec.bytes_per_token
+    padding = 2 if layout.is_padded else 1
+    assert layout.page_bytes(spec, target=target) == padding * 16 * spec.bytes_per_token
 
 
 @pytest.mark.parametrize(
@@ -82,6 +87,10 @@ def test_a_page_is_dense_where_memory_is_linear(layout, target):
         ("pallas", {"num_kv_heads": 10}, 24, 128),
         ("packed", {}, 16, 128),
         ("packed", {"head_dim": 80, "block_size": 1}, 2, 256),
+        ("tpu_packed", {}, 2, 128),
+        ("tpu_packed", {"head_dim": 192, "num_kv_heads": 3}, 2, 256),
+        ("tpu_packed", {"num_kv_heads": 3, "dtype": "int8"}, 4, 128),
+        ("tpu_packed", {"num_kv_heads": 3, "dtype": "float32"}, 1, 128),
     ],
 )
 def test_a_page_on_a_tpu_is_padded_to_tiles(name, changes, rows, lanes):
@@ -148,6 +157,38 @@ def test_an_own_layout_is_one_declaration():
 
 def test_kv_merged_outside_of_head_cannot_be_sharded_by_slicing():
     assert Layout("mine", "block slot (kv head) dim").sharding_axis is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "dtype", "fits"),
+    [
+        (4, 64, "bfloat16", True),
+        (4, 128, "bfloat16", True),
+        (4, 129, "bfloat16", False),
+        (3, 64, "bfloat16", False),
+        (4, 64, "int8", True),
+        (3, 64, "int8", True),
+        (2, 64, "int8", False),
+    ],
+)
+def test_what_an_array_with_padding_may_hold(heads, head_dim, dtype, fits):
+    layout = get_layout("tpu_packed")
+    spec = KVCacheSpec(num_kv_heads=4, head_dim=64, block_size=16, dtype=dtype)
+    assert layout.holds(layout.shape(10, spec), heads, head_dim) is fits
+
+
+@pytest.mark.parametrize(
+    ("pattern", "padding"),
+    [
+        ("block slot (head kv) dim", {"lanes": 0}),
+        ("kv head dim block slot", {"lanes": 128}),
+        ("kv head dim slot block", {"words": True}),
+        ("block kv head slot dim", {"words": True}),
+    ],
+)
+def test_padding_of_blocks_and_slots_is_refused(pattern, padding):
+    with pytest.raises(ValueError, match=r"^(lanes|pattern): got"):
+        Layout("bad", pattern, **padding)
 
 
 @pytest.mark.parametrize(

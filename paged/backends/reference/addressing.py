@@ -36,7 +36,12 @@ class Addresses:
         return self.size.get("head", 1)
 
     def rows(
-        self, block: int, slot: int | Sequence[int], head: int, kind: int
+        self,
+        block: int,
+        slot: int | Sequence[int],
+        head: int,
+        kind: int,
+        width: int | None = None,
     ) -> Int[np.ndarray, "*slots width"]:
         """Flat indices of the key or value row of one head in some slots of a block.
 
@@ -45,21 +50,25 @@ class Addresses:
             slot: one slot, or several.
             head: KV head.
             kind: `KEYS` or `VALUES`. In a latent cache both are the latent.
+            width: entries of the row; all of them, padding included, by default.
         """
         stride = self.stride
         start = block * stride["block"] + np.asarray(slot, np.int64) * stride["slot"]
         if "latent" in stride:
-            return start[..., None] + np.arange(self.width) * stride["latent"]
+            return start[..., None] + np.arange(width or self.width) * stride["latent"]
         start = start + head * stride["head"] + kind * stride["kv"]
-        return start[..., None] + np.arange(self.width) * stride["dim"]
+        return start[..., None] + np.arange(width or self.width) * stride["dim"]
 
 
 def addresses(layout: Layout, shape: Sequence[int]) -> Addresses:
-    """Sizes and strides of each axis of an array of this shape.
+    """Sizes and strides of each axis of an array of this shape, padding included.
 
     Raises:
         ValueError: the shape has another number of dimensions than the pattern.
     """
+    if layout.words:
+        # Words and the values that share one are one dimension of the pattern.
+        shape = (*shape[:-3], shape[-3] * shape[-2], shape[-1])
     # "block slot (head kv) dim" -> ["block", "slot", "head kv", "dim"]
     dimensions = [group or name for group, name in re.findall(r"\(([^)]*)\)|(\w+)", layout.pattern)]
     if len(dimensions) != len(shape):

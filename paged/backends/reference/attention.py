@@ -45,8 +45,8 @@ def oracle(
     data = to_numpy(cache.data)
     where = addresses(cache.layout, data.shape)
     numbers = data.reshape(-1)
-    k_scale = _per_head(cache.k_scale, where.num_kv_heads)
-    v_scale = k_scale if spec.is_latent else _per_head(cache.v_scale, where.num_kv_heads)
+    k_scale = _per_head(cache.k_scale, spec.num_kv_heads)
+    v_scale = k_scale if spec.is_latent else _per_head(cache.v_scale, spec.num_kv_heads)
     table = to_numpy(metadata.block_table)
     seq_lens = to_numpy(metadata.seq_lens).tolist()
     starts = to_numpy(metadata.query_start_loc).tolist()
@@ -66,7 +66,7 @@ def oracle(
                     continue
                 keys = _rows(numbers, where, table[sequence], first, last, kv_head, KEYS)
                 values = _rows(numbers, where, table[sequence], first, last, kv_head, VALUES)
-                keys = keys * k_scale[kv_head]
+                keys = keys[:, : spec.head_dim] * k_scale[kv_head]
                 values = values[:, : spec.value_dim] * v_scale[kv_head]
                 for head in range(kv_head * spec.group_size, (kv_head + 1) * spec.group_size):
                     sink = None if sink_logits is None else sink_logits[head]

@@ -37,9 +37,9 @@ def written(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> np.ndarr
             raise ValueError(f"slot_mapping[{token}]: got {slot}, expected less than {capacity}")
         block, offset = divmod(slot, where.size["slot"])
         for kind, rows, scale in kinds:
-            for head in range(where.num_kv_heads):
-                stored = quantized(rows[token, head], _scale_of(scale, head), storage)
-                numbers[where.rows(block, offset, head, kind)] = stored
+            for head, row in enumerate(rows[token]):
+                stored = quantized(row, _scale_of(scale, head), storage)
+                numbers[where.rows(block, offset, head, kind, row.size)] = stored
     return data
 
 

@@ -176,7 +176,13 @@ def _mask(
 def _gather(
     cache: KVCache, blocks: Int[jax.Array, "G blocks"], spec: AttentionSpec
 ) -> tuple[Float[jax.Array, "G H keys head_dim"], Float[jax.Array, "G H keys value_dim"]]:
-    keys, values = cache.layout.gather(cache.data, blocks, value_dim=spec.value_dim)
+    keys, values = cache.layout.gather(
+        cache.data,
+        blocks,
+        value_dim=spec.value_dim,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+    )
 
     def by_head(gathered: jax.Array) -> jax.Array:
         num_tiles, num_blocks, block_size, num_heads, width = gathered.shape

@@ -14,6 +14,7 @@ from paged.conformance.subject import Subject
 from paged.conformance.verdict import NotRun, Refused, Violation
 from paged.layouts import Layout, convert, share_pool
 from paged.metadata import NO_SLOT
+from paged.spec import KVCacheSpec
 
 _OWN = {
     False: Layout("ones_own", "slot block head (dim kv)"),
@@ -27,9 +28,10 @@ def converted(subject: Subject, case: Case, layout: Layout, dtype: str, seed: in
     subject.require_claim(problem)
     error, _, _, after = run(subject, problem, case.rules[0])
     pool = after.cache.data
+    cache_spec = case.setup.cache_spec(layout, dtype)
     for other in _other_layouts(subject, problem, dtype):
-        there = convert(subject.give(pool), layout, other)
-        back = to_numpy(convert(there, other, layout))
+        there = convert(subject.give(pool), layout, other, spec=cache_spec)
+        back = to_numpy(convert(there, other, layout, spec=cache_spec))
         if (as_bits(back) != as_bits(pool)).any():
             raise Violation("layout", f"{layout.name} to {other.name} and back is another cache")
         mirrored = build(case.setup, other, dtype, seed, case.name)
@@ -49,15 +51,15 @@ def shared(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int) 
     subject.require_claim(problem)
     cache_spec = setup.cache_spec(layout, dtype)
     raw = problem.cache.data.reshape(-1)
-    if not layout.is_block_major:
+    if not _shares(layout, cache_spec):
         try:
             share_pool(raw, cache_spec, [layout])
         except ValueError as error:
             raise Refused(str(error)) from error
         raise Violation("layout", f"{layout.name} may not share a pool, but is let in")
-    others = [o for o in _other_layouts(subject, problem, dtype) if o.is_block_major]
+    others = [o for o in _other_layouts(subject, problem, dtype) if _shares(o, cache_spec)]
     if not others:
-        raise NotRun("no other block-major layout is claimed")
+        raise NotRun("no other layout that may share a pool is claimed")
     error = 0.0
     for other in others:
         mirrored = build(setup, other, dtype, seed, case.name)
@@ -80,6 +82,12 @@ def own(subject: Subject, case: Case, layout: Layout, dtype: str, seed: int) -> 
     problem = build(case.setup, _OWN[layout.is_latent], dtype, seed, case.name)
     subject.require_claim(problem)
     return run(subject, problem, case.rules[0])[0]
+
+
+def _shares(layout: Layout, cache_spec: KVCacheSpec) -> bool:
+    """Whether blocks of this layout are ranges of a pool, as long as in any other."""
+    is_dense = layout.page_bytes(cache_spec) == cache_spec.block_size * cache_spec.bytes_per_token
+    return layout.is_block_major and is_dense
 
 
 def _only(problem: Problem, sequence: int) -> Problem:

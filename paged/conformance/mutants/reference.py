@@ -125,14 +125,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _attend(
         "K scale used for V",
         "quantised",
-        before="k_scale if spec.is_latent else _per_head(cache.v_scale, where.num_kv_heads)",
+        before="k_scale if spec.is_latent else _per_head(cache.v_scale, spec.num_kv_heads)",
         after="k_scale",
     ),
     _attend(
         "V scale used for K",
         "quantised",
-        before="keys = keys * k_scale[kv_head]",
-        after="keys = keys * v_scale[kv_head]",
+        before="spec.head_dim] * k_scale[kv_head]",
+        after="spec.head_dim] * v_scale[kv_head]",
     ),
     _attend(
         "scale of the first head for all heads",
@@ -262,8 +262,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _write(
         "only the first head written",
         "slots",
-        before="for head in range(where.num_kv_heads):",
-        after="for head in range(1):",
+        before="for head, row in enumerate(rows[token]):",
+        after="for head, row in enumerate(rows[token][:1]):",
     ),
     _write("rounded towards zero", "quantised", before=_ROUNDED, after="np.trunc(clipped) if"),
     _write(
