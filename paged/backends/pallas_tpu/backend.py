@@ -1,0 +1,117 @@
+"""The backend around the Pallas kernels for TPUs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paged.backends.api import AttentionOutput
+from paged.backends.base import Capabilities, KernelBackend
+from paged.backends.pallas_tpu.cells import Cells
+from paged.backends.pallas_tpu.ragged import ragged_attention
+from paged.backends.pallas_tpu.tiling import Tiling, choose_tiling
+from paged.backends.xla.quantize import to_storage
+from paged.layouts import PALLAS, TPU_PACKED, KVCache, Layout
+from paged.metadata import AttentionMetadata
+from paged.spec import AttentionSpec, KVCacheSpec
+
+
+class PallasTpuBackend(KernelBackend):
+    """Ragged attention on TPUs v4 to v7x.
+
+    Writing is XLA's scatter through the layout, in place where the cache is donated.
+
+    Args:
+        interpret: True, or `InterpretParams`, runs the kernels by an interpreter on any host.
+        tiling: sizes instead of those of `choose_tiling`.
+    """
+
+    name = "pallas_tpu"
+    platform = "tpu"
+    layouts = (TPU_PACKED, PALLAS)
+    capabilities = Capabilities(
+        query_dtypes=("float32", "bfloat16"),
+        cache_dtypes=("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"),
+        head_dims=(64, 128, 256),
+        block_sizes=(16, 32, 64, 128, 256),
+    )
+
+    def __init__(self, *, interpret: Any = False, tiling: Tiling | None = None) -> None:
+        self.interpret = interpret
+        self.tiling = tiling
+
+    def interpreted(self) -> "PallasTpuBackend":
+        """The same kernels on any host."""
+        return PallasTpuBackend(interpret=True, tiling=self.tiling)
+
+    def unsupported(
+        self,
+        spec: AttentionSpec,
+        layout: Layout,
+        target: str,
+        *,
+        cache_spec: KVCacheSpec | None = None,
+        query_dtype: str | None = None,
+    ) -> list[str]:
+        """See `Backend.unsupported`."""
+        reasons = super().unsupported(
+            spec, layout, target, cache_spec=cache_spec, query_dtype=query_dtype
+        )
+        if not reasons and cache_spec is not None and not _is_dense(layout, cache_spec):
+            rows = 2 * cache_spec.num_kv_heads
+            reasons.append(
+                f"layout {layout.name} with {rows} rows of {cache_spec.dtype} a token, which a TPU "
+                f"pads between tokens, accepted: {TPU_PACKED.name}"
+            )
+        return reasons
+
+    def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
+        stored_key = to_storage(jnp.asarray(key), cache.k_scale, cache.dtype)
+        stored_value = to_storage(jnp.asarray(value), cache.v_scale, cache.dtype)
+        data = cache.layout.write(
+            jnp.asarray(cache.data), stored_key, stored_value, jnp.asarray(slot_mapping)
+        )
+        return cache.with_data(data)
+
+    def _attend(
+        self,
+        query: Any,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Any,
+    ) -> AttentionOutput:
+        on_device = jax.tree.map(jnp.asarray, (query, cache, metadata, sinks))
+        query, cache, metadata, sinks = on_device
+        cells = Cells(
+            num_kv_heads=spec.num_kv_heads,
+            rows=2 * cache.num_kv_heads,
+            lanes=cache.head_dim,
+            dtype=cache.dtype,
+        )
+        tiling = self.tiling or choose_tiling(spec, cells, cache.block_size, metadata)
+        result = ragged_attention(
+            query,
+            cache,
+            metadata,
+            spec,
+            sinks,
+            cells=cells,
+            tiling=tiling,
+            interpret=self.interpret,
+        )
+        return AttentionOutput(*result)
+
+
+def _is_dense(layout: Layout, cache_spec: KVCacheSpec) -> bool:
+    """Whether a block's rows lie without gaps, so that the kernel may read them as one matrix.
+
+    Lanes are not rows: a head_dim of 64 leaves half of each row empty, and every row is whole.
+    """
+    whole_lanes = KVCacheSpec(
+        num_kv_heads=cache_spec.num_kv_heads,
+        head_dim=max(cache_spec.head_dim, 128),
+        block_size=cache_spec.block_size,
+        dtype=cache_spec.dtype,
+    )
+    return layout.page_bytes(whole_lanes, target="tpu") == layout.page_bytes(whole_lanes)

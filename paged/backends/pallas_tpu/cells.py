@@ -1,0 +1,161 @@
+"""Where keys and values lie in a token's 32-bit words, and how a kernel takes them out.
+
+A token of layout `pallas` or `tpu_packed` is rows K0 V0 K1 V1 ... of `lanes` numbers. A TPU keeps
+as many neighbouring rows in one 32-bit word as fit: with 16-bit storage a word of row h holds K of
+head h in its low half and V in its high half; with 8-bit storage it holds K and V of two heads.
+The words of one head in consecutive tokens are a strided load of whole registers, which costs
+nothing beyond a plain one; taking sublanes out of bfloat16 registers would cost several operations
+a token.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Float
+
+from paged.dtypes import storage_dtype
+
+KEY, VALUE = 0, 1
+
+_WORD_BYTES = 4
+_SUBLANES = 8
+_MXU_WIDTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The shape of one token in the cache.
+
+    Attributes:
+        num_kv_heads: KV heads, padding not counted.
+        rows: rows of a token as stored, padding included.
+        lanes: numbers in a row as stored.
+        dtype: storage type by name.
+    """
+
+    num_kv_heads: int
+    rows: int
+    lanes: int
+    dtype: str
+
+    @property
+    def packing(self) -> int:
+        """Rows that share a word."""
+        return _WORD_BYTES // storage_dtype(self.dtype).itemsize
+
+    @property
+    def words(self) -> int:
+        """Words of a token in each lane."""
+        return self.rows // self.packing
+
+    @property
+    def word_dtype(self) -> Any:
+        """float32 stays what it is, so that nothing has to be reinterpreted."""
+        return jnp.float32 if self.packing == 1 else jnp.uint32
+
+    @property
+    def pitch(self) -> int:
+        """Words from one token to the next in VMEM.
+
+        A stride of a multiple of 8 words meets one bank again and again: such a load takes two to
+        four instructions, and an odd stride takes one (counted for strides 2 to 17 on v4 to v7x).
+        """
+        return self.words + 1 if self.words % _SUBLANES == 0 else self.words
+
+    @property
+    def heads_per_step(self) -> int:
+        """KV heads in one matrix product.
+
+        Two heads of 128 side by side fill the 256 rows of a v6e or v7x matrix unit, and two groups
+        of 4 query heads the 8 sublanes of a register. Queries are then block-diagonal.
+        """
+        wanted = _MXU_WIDTH // self.lanes if self.lanes % 128 == 0 else 1
+        return wanted if wanted and self.num_kv_heads % wanted == 0 else 1
+
+    @property
+    def vmem_bytes_per_token(self) -> int:
+        """Bytes of two copies of a token and of its words."""
+        lanes = max(self.lanes, 128)
+        storage = self.rows * lanes * storage_dtype(self.dtype).itemsize
+        return 2 * storage + self.pitch * lanes * _WORD_BYTES
+
+    def spread(self, buffer: Any, start: Any, words: Any, tokens: int) -> None:
+        """Copies tokens out of a buffer of rows into words, a pitch apart.
+
+        Args:
+            buffer: ref `[rows, lanes]` of the storage type.
+            start: first row, a multiple of a register's.
+            words: ref `[tokens * pitch, lanes]` of words.
+            tokens: how many; a multiple of 16.
+        """
+        if self.pitch == self.words:
+            words[0 : tokens * self.words] = self._as_words(
+                buffer[pl.ds(start, tokens * self.rows)]
+            )
+            return
+        for token in range(tokens):
+            row = pl.multiple_of(start + token * self.rows, _SUBLANES * self.packing)
+            words[token * self.pitch : token * self.pitch + self.words] = self._as_words(
+                buffer[pl.ds(row, self.rows)]
+            )
+
+    def _as_words(self, rows: jax.Array) -> jax.Array:
+        return rows if self.packing == 1 else pltpu.bitcast(rows, jnp.uint32)
+
+    def take(
+        self, words: Any, head: int, kind: int, tokens: int, dtype: Any, seen: Any = None
+    ) -> Float[jax.Array, "tokens lanes"]:
+        """Keys or values of one head.
+
+        Args:
+            words: ref `[tokens * pitch, lanes]`.
+            head: KV head.
+            kind: `KEY` or `VALUE`.
+            tokens: how many.
+            dtype: of the result.
+            seen: `[tokens, lanes]` bool; what is not seen becomes 0. None for all.
+        """
+        row = 2 * head + kind
+        word, part = divmod(row, self.packing)
+        loaded = words[pl.ds(word, tokens, stride=self.pitch), :]
+        if seen is not None:
+            loaded = jnp.where(seen, loaded, jnp.zeros_like(loaded))
+        if self.packing == 1:
+            return loaded.astype(dtype)
+        bits = 32 // self.packing
+        shifted = loaded if part == 0 else lax.shift_right_logical(loaded, jnp.uint32(bits * part))
+        if self.dtype == "bfloat16":
+            half = lax.bitcast_convert_type(shifted.astype(jnp.uint16), jnp.bfloat16)
+            return half.astype(dtype)
+        if self.dtype == "int8":
+            left = lax.shift_left(lax.bitcast_convert_type(shifted, jnp.int32), jnp.int32(24))
+            return lax.shift_right_arithmetic(left, jnp.int32(24)).astype(jnp.float32).astype(dtype)
+        return _float8(shifted & jnp.uint32(0xFF), self.dtype).astype(dtype)
+
+
+def _float8(byte: jax.Array, dtype: str) -> jax.Array:
+    """The value of an 8-bit float in the low byte of a word, as float32.
+
+    By its bits: which generations convert such types differs, and this compiles on all. Exponent
+    and mantissa move to where float32 has them, and a factor makes up for the other bias. float32
+    flushes subnormal numbers to zero here, so that those of the small type are made from integers.
+    """
+    mantissa_bits, bias, largest = {"float8_e4m3fn": (3, 7, 0x7E), "float8_e5m2": (2, 15, 0x7B)}[
+        dtype
+    ]
+    magnitude = byte & jnp.uint32(0x7F)
+    normal = lax.bitcast_convert_type(
+        lax.shift_left(magnitude, jnp.uint32(23 - mantissa_bits)), jnp.float32
+    ) * jnp.float32(2.0 ** (127 - bias))
+    whole = lax.bitcast_convert_type(magnitude, jnp.int32)
+    subnormal = whole.astype(jnp.float32) * jnp.float32(2.0 ** (1 - bias - mantissa_bits))
+    value = jnp.where(whole < (1 << mantissa_bits), subnormal, normal)
+    infinity = jnp.float32(jnp.inf) if dtype == "float8_e5m2" else jnp.float32(jnp.nan)
+    value = jnp.where(whole > largest, jnp.where(whole == largest + 1, infinity, jnp.nan), value)
+    is_negative = lax.bitcast_convert_type(byte, jnp.int32) > 0x7F
+    return jnp.where(is_negative, -value, value)

@@ -1,0 +1,132 @@
+"""Queries arranged as the kernel reads them, and its results back in the order of tokens.
+
+The cut into tiles is that of `paged.backends.xla.tiles`. A tile of `rows` queries becomes, for each
+step of `heads_per_step` KV heads, one matrix: rows ordered by (KV head, query, query head of the
+group), columns by (KV head, lane), zero where the KV heads differ.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from paged.backends.pallas_tpu.cells import Cells
+from paged.backends.xla.tiles import Tiles, cut
+from paged.metadata import AttentionMetadata
+from paged.spec import AttentionSpec
+
+_SUBLANES = 8
+
+
+class Walk(NamedTuple):
+    """What the kernel reads of each tile, as scalars. Tiles in use come first.
+
+    Attributes:
+        sequence: which sequence.
+        first: position of the tile's first query.
+        queries: how many queries; 0 for a tile that is not in use.
+        start_block: first logical block that any of them sees.
+        blocks: how many blocks from there.
+    """
+
+    sequence: Int[jax.Array, " tiles"]
+    first: Int[jax.Array, " tiles"]
+    queries: Int[jax.Array, " tiles"]
+    start_block: Int[jax.Array, " tiles"]
+    blocks: Int[jax.Array, " tiles"]
+
+
+def head_rows(spec: AttentionSpec, cells: Cells, rows: int) -> int:
+    """Rows of one KV head in a tile's matrix, so that all of a step fill whole sublanes."""
+    unit = max(1, _SUBLANES // cells.heads_per_step)
+    return -(-rows * spec.group_size // unit) * unit
+
+
+def walk(
+    metadata: AttentionMetadata, spec: AttentionSpec, block_size: int, rows: int
+) -> tuple[Tiles, Walk]:
+    """Cuts the queries of a step into tiles."""
+    tiles = cut(metadata, rows)
+    is_row = tiles.position >= 0
+    queries = jnp.sum(is_row, axis=1, dtype=jnp.int32)
+    first = jnp.maximum(tiles.position[:, 0], 0)
+    last = jnp.max(tiles.position, axis=1)
+    seen_from = 0 if spec.window is None else jnp.maximum(first - (spec.window - 1), 0)
+    start_block = jnp.broadcast_to(jnp.asarray(seen_from // block_size, jnp.int32), first.shape)
+    blocks = jnp.where(last < 0, 0, last // block_size + 1 - start_block)
+    return tiles, Walk(tiles.sequence, first, queries, start_block, blocks.astype(jnp.int32))
+
+
+def query_index(spec: AttentionSpec, cells: Cells, rows: int) -> Int[np.ndarray, "M 1"]:
+    """Which query of its tile each row of a matrix is."""
+    height = head_rows(spec, cells, rows)
+    index = np.minimum(np.arange(height) // spec.group_size, rows - 1)
+    return np.tile(index, cells.heads_per_step).astype(np.int32)[:, None]
+
+
+def to_matrices(
+    query: Float[jax.Array, "T num_heads head_dim"],
+    tiles: Tiles,
+    spec: AttentionSpec,
+    cells: Cells,
+) -> Float[jax.Array, "tiles steps M columns"]:
+    """The queries of each tile, one matrix for each step of KV heads."""
+    together, height = cells.heads_per_step, head_rows(spec, cells, tiles.token.shape[1])
+    rows = tiles.token.shape[1]
+    steps = spec.num_kv_heads // together
+    gathered = query[tiles.token].reshape(
+        -1, rows, steps, together, spec.group_size, spec.head_dim
+    )
+    by_head = gathered.transpose(0, 2, 3, 1, 4, 5).reshape(
+        -1, steps, together, rows * spec.group_size, spec.head_dim
+    )
+    padding = (height - rows * spec.group_size, cells.lanes - spec.head_dim)
+    padded = jnp.pad(by_head, ((0, 0), (0, 0), (0, 0), (0, padding[0]), (0, padding[1])))
+    before_after = [
+        (index * cells.lanes, (together - 1 - index) * cells.lanes) for index in range(together)
+    ]
+    diagonal = [
+        jnp.pad(padded[:, :, index], ((0, 0), (0, 0), (0, 0), lanes))
+        for index, lanes in enumerate(before_after)
+    ]
+    return jnp.concatenate(diagonal, axis=2)
+
+
+def by_row(
+    per_head: Float[jax.Array, " num_heads"], spec: AttentionSpec, cells: Cells, rows: int
+) -> Float[jax.Array, "steps M 1"]:
+    """A number for each query head, at each row of the matrices."""
+    together, height = cells.heads_per_step, head_rows(spec, cells, rows)
+    steps = spec.num_kv_heads // together
+    grouped = per_head.reshape(steps, together, 1, spec.group_size)
+    repeated = jnp.broadcast_to(grouped, (steps, together, rows, spec.group_size))
+    flat = repeated.reshape(steps, together, rows * spec.group_size)
+    padded = jnp.pad(flat, ((0, 0), (0, 0), (0, height - flat.shape[2])))
+    return padded.reshape(steps, together * height, 1)
+
+
+def to_tokens(
+    out: Float[jax.Array, "tiles steps M lanes"],
+    lse: Float[jax.Array, "tiles M steps"],
+    tiles: Tiles,
+    spec: AttentionSpec,
+    cells: Cells,
+) -> tuple[Float[jax.Array, "T num_heads head_dim"], Float[jax.Array, "T num_heads"]]:
+    """Each token's row; tokens of no sequence have out 0 and lse -inf."""
+    num_tiles, steps, height, _ = out.shape
+    together, rows = cells.heads_per_step, tiles.token.shape[1]
+    used = rows * spec.group_size
+    split = (num_tiles, steps, together, height // together)
+    heads = out[..., : spec.head_dim].reshape(*split, spec.head_dim)[:, :, :, :used]
+    heads = heads.reshape(num_tiles, steps, together, rows, spec.group_size, spec.head_dim)
+    heads = heads.transpose(0, 3, 1, 2, 4, 5).reshape(-1, spec.num_heads, spec.head_dim)
+    sums = lse.transpose(0, 2, 1).reshape(split)[:, :, :, :used]
+    sums = sums.reshape(num_tiles, steps, together, rows, spec.group_size)
+    sums = sums.transpose(0, 3, 1, 2, 4).reshape(-1, spec.num_heads)
+    is_query = tiles.is_query[:, None]
+    return (
+        jnp.where(is_query[..., None], heads[tiles.home], 0),
+        jnp.where(is_query, sums[tiles.home], -jnp.inf),
+    )
