@@ -246,9 +246,7 @@ def poisoned(
     return pool
 
 
-def _content(
-    layout: Layout, num_blocks: int, cache_spec: KVCacheSpec
-) -> Bool[np.ndarray, "..."]:
+def _content(layout: Layout, num_blocks: int, cache_spec: KVCacheSpec) -> Bool[np.ndarray, "..."]:
     """Which numbers of a pool are no padding; padding is zero from allocation on."""
     unpadded = Layout(layout.name, layout.pattern).shape(num_blocks, cache_spec)
     return layout.padded(np.ones(unpadded, storage_dtype(cache_spec.dtype))).astype(bool)

@@ -71,7 +71,9 @@ def test_padding_is_zero_and_is_cut_off_again(dtype, heads, shape, library, rand
 def test_another_spec_than_the_arrays_is_refused():
     data = np.zeros(get_layout("tpu_packed").shape(5, SPEC), jnp.bfloat16)
     other = KVCacheSpec(num_kv_heads=4, head_dim=8, block_size=4, dtype="bfloat16")
-    with pytest.raises(ValueError, match=r"data: got shape \(5, 4, 3, 2, 128\), expected \(5, 4, 4"):
+    with pytest.raises(
+        ValueError, match=r"data: got shape \(5, 4, 3, 2, 128\), expected \(5, 4, 4"
+    ):
         convert(data, "tpu_packed", "pallas", spec=other)
 
 

@@ -79,30 +79,26 @@ class Cells:
 
     @property
     def vmem_bytes_per_token(self) -> int:
-        """Bytes of two copies of a token and of its words."""
+        """Bytes of two copies of a token, and of its words."""
         lanes = max(self.lanes, 128)
         storage = self.rows * lanes * storage_dtype(self.dtype).itemsize
         return 2 * storage + self.pitch * lanes * _WORD_BYTES
 
-    def spread(self, buffer: Any, start: Any, words: Any, tokens: int) -> None:
-        """Copies tokens out of a buffer of rows into words, a pitch apart.
+    def spread(self, buffer: Any, words: Any, tokens: int) -> None:
+        """Copies tokens out of rows of the storage type into words, a pitch apart.
 
         Args:
-            buffer: ref `[rows, lanes]` of the storage type.
-            start: first row, a multiple of a register's.
-            words: ref `[tokens * pitch, lanes]` of words.
+            buffer: ref `[tokens * rows, lanes]`.
+            words: ref `[at least tokens * pitch, lanes]` of words.
             tokens: how many; a multiple of 16.
         """
         if self.pitch == self.words:
-            words[0 : tokens * self.words] = self._as_words(
-                buffer[pl.ds(start, tokens * self.rows)]
-            )
+            words[0 : tokens * self.words] = self._as_words(buffer[0 : tokens * self.rows])
             return
         for token in range(tokens):
-            row = pl.multiple_of(start + token * self.rows, _SUBLANES * self.packing)
-            words[token * self.pitch : token * self.pitch + self.words] = self._as_words(
-                buffer[pl.ds(row, self.rows)]
-            )
+            row, word = token * self.rows, token * self.pitch
+            # One load and one store of a register.
+            words[word : word + self.words] = self._as_words(buffer[row : row + self.rows])
 
     def _as_words(self, rows: jax.Array) -> jax.Array:
         return rows if self.packing == 1 else pltpu.bitcast(rows, jnp.uint32)

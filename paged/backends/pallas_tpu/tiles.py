@@ -76,9 +76,7 @@ def to_matrices(
     together, height = cells.heads_per_step, head_rows(spec, cells, tiles.token.shape[1])
     rows = tiles.token.shape[1]
     steps = spec.num_kv_heads // together
-    gathered = query[tiles.token].reshape(
-        -1, rows, steps, together, spec.group_size, spec.head_dim
-    )
+    gathered = query[tiles.token].reshape(-1, rows, steps, together, spec.group_size, spec.head_dim)
     by_head = gathered.transpose(0, 2, 3, 1, 4, 5).reshape(
         -1, steps, together, rows * spec.group_size, spec.head_dim
     )
