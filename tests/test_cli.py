@@ -107,11 +107,12 @@ def test_plan_for_a_person():
 
 def test_backends():
     rows = run_json("backends")
-    assert [row["name"] for row in rows[:2]] == ["xla", "reference"]
+    assert [row["name"] for row in rows[:3]] == ["pallas_tpu", "xla", "reference"]
+    assert rows[0]["reasons"] == ["runs on tpu, not on cpu"]
     for row in rows:
         assert set(row) == {"name", "platform", "usable", "reasons", "layouts"}
         assert row["usable"] == (not row["reasons"])
-    assert all(row["usable"] and set(row["layouts"]) == set(LAYOUTS) for row in rows[:2])
+    assert all(row["usable"] and set(row["layouts"]) == set(LAYOUTS) for row in rows[1:3])
 
 
 def test_backends_for_another_platform():

@@ -18,6 +18,7 @@ ENTRY_POINT_GROUP = "paged.backends"
 """Third parties list `name = "package.module:Class"` under this group."""
 
 _BUILTIN = {
+    "pallas_tpu": "paged.backends.pallas_tpu:PallasTpuBackend",
     "xla": "paged.backends.xla:XlaBackend",
     "reference": "paged.backends.reference:ReferenceBackend",
 }
