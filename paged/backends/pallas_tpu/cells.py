@@ -74,51 +74,34 @@ class Cells:
         Two heads of 128 side by side fill the 256 rows of a v6e or v7x matrix unit, and two groups
         of 4 query heads the 8 sublanes of a register. Queries are then block-diagonal.
         """
-        wanted = _MXU_WIDTH // self.lanes if self.lanes % 128 == 0 else 1
+        wanted = int(__import__("os").environ.get("HPS","2"))
         return wanted if wanted and self.num_kv_heads % wanted == 0 else 1
 
     @property
     def vmem_bytes_per_token(self) -> int:
         """Bytes of two copies of a token, and of its words."""
         lanes = max(self.lanes, 128)
-        storage = self.rows * lanes * storage_dtype(self.dtype).itemsize
-        return 2 * storage + self.pitch * lanes * _WORD_BYTES
+        return 2 * self.pitch * lanes * _WORD_BYTES
 
-    def spread(self, buffer: Any, words: Any, tokens: int) -> None:
-        """Copies tokens out of rows of the storage type into words, a pitch apart.
-
-        Args:
-            buffer: ref `[tokens * rows, lanes]`.
-            words: ref `[at least tokens * pitch, lanes]` of words.
-            tokens: how many; a multiple of 16.
-        """
-        if self.pitch == self.words:
-            words[0 : tokens * self.words] = self._as_words(buffer[0 : tokens * self.rows])
-            return
-        for token in range(tokens):
-            row, word = token * self.rows, token * self.pitch
-            # One load and one store of a register.
-            words[word : word + self.words] = self._as_words(buffer[row : row + self.rows])
-
-    def _as_words(self, rows: jax.Array) -> jax.Array:
-        return rows if self.packing == 1 else pltpu.bitcast(rows, jnp.uint32)
+    def buffer_shape(self, tokens: int) -> tuple[int, ...]:
+        """Tokens in VMEM, a pitch apart."""
+        return (tokens, self.pitch, self.packing, self.lanes)
 
     def take(
-        self, words: Any, head: int, kind: int, tokens: int, dtype: Any, seen: Any = None
+        self, buffer: Any, head: int, kind: int, dtype: Any, seen: Any = None
     ) -> Float[jax.Array, "tokens lanes"]:
         """Keys or values of one head.
 
         Args:
-            words: ref `[tokens * pitch, lanes]`.
+            buffer: ref `[tokens, pitch, packing, lanes]`.
             head: KV head.
             kind: `KEY` or `VALUE`.
-            tokens: how many.
             dtype: of the result.
             seen: `[tokens, lanes]` bool; what is not seen becomes 0. None for all.
         """
         row = 2 * head + kind
         word, part = divmod(row, self.packing)
-        loaded = words[pl.ds(word, tokens, stride=self.pitch), :]
+        loaded = self._words(buffer, word)
         if seen is not None:
             loaded = jnp.where(seen, loaded, jnp.zeros_like(loaded))
         if self.packing == 1:
@@ -132,6 +115,13 @@ class Cells:
             left = lax.shift_left(lax.bitcast_convert_type(shifted, jnp.int32), jnp.int32(24))
             return lax.shift_right_arithmetic(left, jnp.int32(24)).astype(jnp.float32).astype(dtype)
         return _float8(shifted & jnp.uint32(0xFF), self.dtype).astype(dtype)
+
+    def _words(self, buffer: Any, word: int) -> jax.Array:
+        """`[tokens, lanes]` words."""
+        tokens = buffer.shape[0]
+        words = buffer if self.packing == 1 else buffer.bitcast(jnp.uint32)
+        rows = words.reshape(tokens * self.pitch, self.lanes)
+        return rows[pl.ds(word, tokens, stride=self.pitch), :]
 
 
 def _float8(byte: jax.Array, dtype: str) -> jax.Array:

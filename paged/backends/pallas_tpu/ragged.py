@@ -71,7 +71,7 @@ def ragged_attention(
     tiles, scalars = walk(metadata, spec, plan.block_size, tiling.rows)
     matrices = to_matrices(query.astype(plan.compute_dtype), tiles, spec, cells)
     # The bytes lie in this order already: on a TPU this is no copy (asserted in the tests).
-    blocks = cache.data.reshape(cache.num_blocks, plan.block_rows, cells.lanes)
+    blocks = cache.data.reshape(cache.num_blocks, plan.block_size, cells.words, cells.packing, cells.lanes)
     out, lse = pl.pallas_call(
         partial(_kernel, plan),
         name="paged_ragged",
@@ -118,8 +118,7 @@ def _grid(plan: Plan, num_tiles: int) -> pltpu.PrefetchScalarGridSpec:
             pl.BlockSpec((1, plan.height, LANES), lambda tile, *_: (tile, 0, 0)),
         ],
         scratch_shapes=[
-            pltpu.VMEM((2, tiling.chunk * cells.rows, cells.lanes), cells.dtype),
-            pltpu.VMEM((_padded(tiling.chunk * cells.pitch), cells.lanes), cells.word_dtype),
+            pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), cells.dtype),
             pltpu.VMEM((*state, plan.columns), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
@@ -187,7 +186,6 @@ def _kernel(
     lse: Any,
     # Scratch.
     buffers: Any,
-    words: Any,
     accumulator: Any,
     peak: Any,
     total: Any,
@@ -226,10 +224,8 @@ def _kernel(
         def whole(chunk: Any, _: None) -> None:
             number = base + chunk
             stream.wait(number)
-            plan.cells.spread(buffers.at[jnp.bitwise_and(number, 1)], words, chunk_tokens)
-            # The words are out, so that the buffer is free before anything is computed.
+            softmax.take_in(buffers.at[jnp.bitwise_and(number, 1)], chunk_tokens)
             stream.start_next()
-            softmax.take_in(words, chunk_tokens)
 
         def partly(chunk: Any, _: None) -> None:
             number = base + chunk
@@ -239,12 +235,10 @@ def _kernel(
             seen = jnp.minimum(last + 1 - start, chunk_tokens)
 
             def step(index: Any, _: None) -> None:
-                offset = index * step_tokens
-                row = pl.multiple_of(offset * plan.cells.rows, step_tokens * plan.cells.rows)
-                tokens = buffers.at[slot, pl.ds(row, step_tokens * plan.cells.rows)]
-                plan.cells.spread(tokens, words, step_tokens)
+                offset = pl.multiple_of(index * step_tokens, step_tokens)
+                tokens = buffers.at[slot, pl.ds(offset, step_tokens)]
                 positions = Positions(start + offset, first[tile], last)
-                softmax.take_in(words, step_tokens, positions)
+                softmax.take_in(tokens, step_tokens, positions)
 
             lax.fori_loop(0, lax.div(seen + (step_tokens - 1), step_tokens), step, None)
             stream.start_next()

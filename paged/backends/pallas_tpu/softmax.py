@@ -73,19 +73,24 @@ class Softmax:
         self.peak[...] = jnp.full_like(self.peak, -jnp.inf)
         self.total[...] = jnp.zeros_like(self.total)
 
-    def take_in(self, words: Any, tokens: int, positions: Positions | None = None) -> None:
+    def take_in(self, buffer: Any, tokens: int, positions: Positions | None = None) -> None:
         """Takes in the keys and values of some tokens.
 
         Args:
-            words: ref `[at least tokens * pitch, lanes]`, see `Cells.spread`.
+            buffer: ref `[tokens, pitch, packing, lanes]`.
             tokens: how many.
             positions: None where every query sees every token.
         """
         mask, seen = (None, None) if positions is None else self._masks(tokens, positions)
-        # All logits first: the latencies of one step of heads hide behind the work of the others.
-        logits = [self._logits(words, step, tokens, mask) for step in range(self.plan.steps)]
-        for step, of_step in enumerate(logits):
-            self._accumulate(words, step, of_step, tokens, seen)
+        import os
+        ahead = int(os.environ.get("LOOK", "2"))
+        logits: list[Any] = []
+        for step in range(self.plan.steps + ahead):
+            if step < self.plan.steps:
+                logits.append(self._logits(buffer, step, tokens, mask))
+            if step >= ahead:
+                done = step - ahead
+                self._accumulate(buffer, done, logits[done], tokens, seen)
 
     def close(self, out: Any, lse: Any) -> None:
         """Divides; sinks join the denominator.
@@ -132,23 +137,23 @@ class Softmax:
         return mask, seen
 
     def _side_by_side(
-        self, words: Any, step: int, kind: int, tokens: int, seen: Any
+        self, buffer: Any, step: int, kind: int, tokens: int, seen: Any
     ) -> Float[jax.Array, "tokens columns"]:
         """Keys or values of the heads of one step."""
         cells = self.plan.cells
         heads = range(step * cells.heads_per_step, (step + 1) * cells.heads_per_step)
         parts = [
-            cells.take(words, head, kind, tokens, self.plan.compute_dtype, seen) for head in heads
+            cells.take(buffer, head, kind, self.plan.compute_dtype, seen) for head in heads
         ]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
     def _logits(
-        self, words: Any, step: int, tokens: int, mask: Any
+        self, buffer: Any, step: int, tokens: int, mask: Any
     ) -> Float[jax.Array, "M tokens"]:
         """Logits to base 2."""
         products = lax.dot_general(
             self.query[0, step],
-            self._side_by_side(words, step, KEY, tokens, None),
+            self._side_by_side(buffer, step, KEY, tokens, None),
             (((1,), (1,)), ((), ())),
             precision=self.plan.precision,
             preferred_element_type=jnp.float32,
@@ -160,7 +165,7 @@ class Softmax:
         return logits if mask is None else jnp.where(mask, logits, -jnp.inf)
 
     def _accumulate(
-        self, words: Any, step: int, logits: Float[jax.Array, "M tokens"], tokens: int, seen: Any
+        self, buffer: Any, step: int, logits: Float[jax.Array, "M tokens"], tokens: int, seen: Any
     ) -> None:
         before = self.peak[step]
         peak = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
@@ -174,7 +179,7 @@ class Softmax:
         self.total[step] = self.total[step] * kept + jnp.sum(weights, axis=1, keepdims=True)
         products = lax.dot_general(
             weights.astype(self.plan.compute_dtype),
-            self._side_by_side(words, step, VALUE, tokens, seen),
+            self._side_by_side(buffer, step, VALUE, tokens, seen),
             (((1,), (0,)), ((), ())),
             precision=self.plan.precision,
             preferred_element_type=jnp.float32,

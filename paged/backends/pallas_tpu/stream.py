@@ -97,7 +97,7 @@ class Stream:
             @pl.when(count == self.chunk_blocks)
             def _() -> None:
                 # One wait for the bytes of all.
-                whole = self.buffers.at[slot]
+                whole = self.buffers.at[slot, :, pl.ds(0, self.cache.shape[2])]
                 pltpu.make_async_copy(whole, whole, self.semaphores.at[slot]).wait()
 
             @pl.when(count < self.chunk_blocks)
@@ -124,6 +124,7 @@ class Stream:
             lax.fori_loop(0, count, one, None)
 
     def _copy(self, block: Any, index: Any, slot: Any) -> Any:
-        rows = self.cache.shape[1]
-        target = self.buffers.at[slot, pl.ds(index * rows, rows)]
+        _, block_size, words = self.cache.shape[:3]
+        tokens = pl.ds(index * block_size, block_size)
+        target = self.buffers.at[slot, tokens, pl.ds(0, words)]
         return pltpu.make_async_copy(self.cache.at[block], target, self.semaphores.at[slot])
