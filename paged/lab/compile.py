@@ -18,7 +18,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSha
 from paged.backends import Backend, UnsupportedError
 from paged.lab.cuda import CudaTarget
 from paged.lab.problem import Problem
-from paged.lab.program import Program, read_program
 from paged.lab.requirements import require
 from paged.lab.targets import Target
 
@@ -51,7 +50,6 @@ class Compiled:
         alias_bytes: HBM of results that take an argument's place.
         temp_bytes: HBM beside them.
         code_bytes: the program.
-        program: what of XLA's program the counting needs.
     """
 
     status: Status
@@ -62,7 +60,6 @@ class Compiled:
     alias_bytes: int | None = None
     temp_bytes: int | None = None
     code_bytes: int | None = None
-    program: Program | None = None
 
 
 def target_device(target: Target) -> Any:
@@ -127,7 +124,6 @@ def compile_call(backend: Backend, problem: Problem, target: Target, call: Call)
         alias_bytes=getattr(memory, "alias_size_in_bytes", None),
         temp_bytes=getattr(memory, "temp_size_in_bytes", None),
         code_bytes=getattr(memory, "generated_code_size_in_bytes", None),
-        program=read_program(done.as_text() or ""),
     )
 
 

@@ -21,6 +21,7 @@ from paged.backends import Backend
 from paged.lab.bundles import KernelFiles
 from paged.lab.compile import Call, Compiled, one_line
 from paged.lab.problem import Problem
+from paged.lab.program import Program, read_program
 from paged.lab.requirements import require
 from paged.lab.targets import Target
 
@@ -34,8 +35,11 @@ _KINDS = {
 _DEDUPLICATION = "deduplication-map"
 # time-kernel-pass-kind.txt
 _FILE = re.compile(rf"^(\d+)-(.+)-(\d+)-({'|'.join((*_KINDS, _DEDUPLICATION))})\.txt$")
+# The whole program, as libtpu prints it: jaxlib cannot read back all that a newer XLA puts there.
+_PROGRAM = "TLP-hlo.txt"
 # Code around the program that every program has alike.
 _FRAME = ("TLP", "<late-initialization>", "<late-finalization>")
+_DUMPED = "--xla_jf_dump_llo_text=true --xla_jf_dump_hlo_text=true"
 RESULT = "result.pickle"
 
 
@@ -55,11 +59,13 @@ class Dump:
     Attributes:
         compiled: the compiler's word.
         kernels: files of each kernel, for TPU targets.
+        program: what of XLA's program the counting needs, for TPU targets.
         copies: for a kernel that serves several equal instructions of the program, all of them.
     """
 
     compiled: Compiled
     kernels: tuple[KernelFiles, ...] = ()
+    program: Program | None = None
     copies: dict[str, tuple[str, ...]] | None = None
 
 
@@ -100,7 +106,7 @@ def job_folder(folder: Path, index: int) -> Path:
 def keep_needed(live: Path, kept: Path) -> None:
     """Moves the files that are read into a job's folder, and deletes the others."""
     for path in live.iterdir():
-        if _FILE.match(path.name):
+        if _FILE.match(path.name) or path.name.endswith(_PROGRAM):
             shutil.move(path, kept / path.name)
         else:
             path.unlink()
@@ -117,7 +123,7 @@ def _run(
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "LIBTPU_INIT_ARGS": f"{flags} --xla_jf_dump_to={live} --xla_jf_dump_llo_text=true".strip(),
+        "LIBTPU_INIT_ARGS": f"{flags} --xla_jf_dump_to={live} {_DUMPED}".strip(),
         # A backend is found where this process found it.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
@@ -158,7 +164,9 @@ def _collect(folder: Path) -> Dump:
     kernels = tuple(
         KernelFiles(name, **files) for name, files in by_name.items() if whole <= files.keys()
     )
-    return Dump(compiled, kernels, copies)
+    programs = sorted(folder.glob(f"*{_PROGRAM}"))
+    program = read_program(programs[-1].read_text()) if programs else None
+    return Dump(compiled, kernels, program, copies)
 
 
 def read_copies(text: str) -> dict[str, tuple[str, ...]]:

@@ -170,7 +170,7 @@ def trip_rules(backend: Backend, problem: Problem) -> tuple[LoopTrips, ...]:
 
 def _measured(job: Job, dump: Dump, target: Target) -> Measurement:
     backend, problem = job.backend, job.problem
-    program = dump.compiled.program
+    program = dump.program
     if dump.compiled.status != "compiled" or program is None or not isinstance(target, TpuTarget):
         reason = "bundles are counted for TPU targets" if target.platform != "tpu" else "no program"
         return Measurement(

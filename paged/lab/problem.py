@@ -13,6 +13,9 @@ from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
 
 
+_LEAST_CACHE_BYTES = 256 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """`num_seqs` sequences of `kv_tokens` tokens each, the last `query_len` of them queries.
@@ -113,8 +116,10 @@ class Problem:
         return self._cache(of), key, value, of((tokens,), "int32")
 
     def _cache(self, of: Callable[[tuple[int, ...], str], Any]) -> KVCache:
-        # One block more than needed: block 0 is nobody's.
-        num_blocks = self.num_seqs * self.blocks_per_seq + 1
+        # One block more than needed: block 0 is nobody's. A cache that fits into VMEM is put there
+        # by XLA, and nothing would be copied from HBM.
+        page_bytes = self.layout.page_bytes(self.cache_spec)
+        num_blocks = max(self.num_seqs * self.blocks_per_seq + 1, _LEAST_CACHE_BYTES // page_bytes)
         data = of(self.layout.shape(num_blocks, self.cache_spec), self.cache_dtype)
         if not is_quantized(self.cache_dtype):
             return KVCache(data, self.layout)

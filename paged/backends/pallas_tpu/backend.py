@@ -4,12 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
 
 from paged.backends.api import AttentionOutput
 from paged.backends.base import Capabilities, KernelBackend
 from paged.backends.pallas_tpu.cells import Cells
 from paged.backends.pallas_tpu.ragged import ragged_attention
-from paged.backends.pallas_tpu.tiling import Tiling, choose_tiling
+from paged.backends.pallas_tpu.tiling import Tilings, choose_tilings
 from paged.backends.xla.quantize import to_storage
 from paged.layouts import PALLAS, TPU_PACKED, KVCache, Layout
 from paged.metadata import AttentionMetadata
@@ -23,7 +24,7 @@ class PallasTpuBackend(KernelBackend):
 
     Args:
         interpret: True, or `InterpretParams`, runs the kernels by an interpreter on any host.
-        tiling: sizes instead of those of `choose_tiling`.
+        tilings: sizes instead of those of `choose_tilings`.
     """
 
     name = "pallas_tpu"
@@ -36,13 +37,13 @@ class PallasTpuBackend(KernelBackend):
         block_sizes=(16, 32, 64, 128, 256),
     )
 
-    def __init__(self, *, interpret: Any = False, tiling: Tiling | None = None) -> None:
+    def __init__(self, *, interpret: Any = False, tilings: Tilings | None = None) -> None:
         self.interpret = interpret
-        self.tiling = tiling
+        self.tilings = tilings
 
     def interpreted(self) -> "PallasTpuBackend":
         """The same kernels on any host."""
-        return PallasTpuBackend(interpret=True, tiling=self.tiling)
+        return PallasTpuBackend(interpret=True, tilings=self.tilings)
 
     def unsupported(
         self,
@@ -88,8 +89,11 @@ class PallasTpuBackend(KernelBackend):
             rows=2 * cache.num_kv_heads,
             lanes=cache.head_dim,
             dtype=cache.dtype,
+            by_value=isinstance(self.interpret, pltpu.InterpretParams),
         )
-        tiling = self.tiling or choose_tiling(spec, cells, cache.block_size, metadata)
+        tilings = self.tilings or choose_tilings(
+            spec, cells, cache.block_size, metadata, is_interpreted=bool(self.interpret)
+        )
         result = ragged_attention(
             query,
             cache,
@@ -97,7 +101,7 @@ class PallasTpuBackend(KernelBackend):
             spec,
             sinks,
             cells=cells,
-            tiling=tiling,
+            tilings=tilings,
             interpret=self.interpret,
         )
         return AttentionOutput(*result)

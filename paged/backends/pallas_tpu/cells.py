@@ -36,12 +36,15 @@ class Cells:
         rows: rows of a token as stored, padding included.
         lanes: numbers in a row as stored.
         dtype: storage type by name.
+        by_value: whether values are reinterpreted, not refs: `InterpretParams` knows only those,
+            and a TPU would need 16 loads instead of one.
     """
 
     num_kv_heads: int
     rows: int
     lanes: int
     dtype: str
+    by_value: bool = False
 
     @property
     def packing(self) -> int:
@@ -74,14 +77,14 @@ class Cells:
         Two heads of 128 side by side fill the 256 rows of a v6e or v7x matrix unit, and two groups
         of 4 query heads the 8 sublanes of a register. Queries are then block-diagonal.
         """
-        wanted = int(__import__("os").environ.get("HPS","2"))
+        wanted = _MXU_WIDTH // self.lanes if self.lanes % 128 == 0 else 1
         return wanted if wanted and self.num_kv_heads % wanted == 0 else 1
 
     @property
     def vmem_bytes_per_token(self) -> int:
-        """Bytes of two copies of a token, and of its words."""
+        """Bytes of a token in VMEM."""
         lanes = max(self.lanes, 128)
-        return 2 * self.pitch * lanes * _WORD_BYTES
+        return self.pitch * lanes * _WORD_BYTES
 
     def buffer_shape(self, tokens: int) -> tuple[int, ...]:
         """Tokens in VMEM, a pitch apart."""
@@ -119,6 +122,9 @@ class Cells:
     def _words(self, buffer: Any, word: int) -> jax.Array:
         """`[tokens, lanes]` words."""
         tokens = buffer.shape[0]
+        if self.by_value:
+            rows = buffer[:, word]
+            return rows[:, 0] if self.packing == 1 else pltpu.bitcast(rows, jnp.uint32)[:, 0]
         words = buffer if self.packing == 1 else buffer.bitcast(jnp.uint32)
         rows = words.reshape(tokens * self.pitch, self.lanes)
         return rows[pl.ds(word, tokens, stride=self.pitch), :]

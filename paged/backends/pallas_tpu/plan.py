@@ -32,9 +32,14 @@ class Plan:
         return self.spec.num_kv_heads // self.cells.heads_per_step
 
     @property
+    def head_height(self) -> int:
+        """Rows of one KV head in such a product."""
+        return head_rows(self.spec, self.cells, self.tiling.rows)
+
+    @property
     def height(self) -> int:
         """Rows of such a product."""
-        return self.cells.heads_per_step * head_rows(self.spec, self.cells, self.tiling.rows)
+        return self.cells.heads_per_step * self.head_height
 
     @property
     def columns(self) -> int:
@@ -42,14 +47,14 @@ class Plan:
         return self.cells.heads_per_step * self.cells.lanes
 
     @property
-    def chunk_blocks(self) -> int:
-        """Blocks in a chunk."""
-        return self.tiling.chunk // self.block_size
+    def pieces(self) -> int:
+        """Pieces of a chunk; see `stream`."""
+        return self.tiling.chunk // self.tiling.piece
 
     @property
-    def block_rows(self) -> int:
-        """Rows of a block."""
-        return self.block_size * self.cells.rows
+    def piece_blocks(self) -> int:
+        """Blocks in a piece."""
+        return self.tiling.piece // self.block_size
 
     @property
     def precision(self) -> lax.Precision | None:

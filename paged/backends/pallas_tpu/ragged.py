@@ -18,24 +18,27 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float
 
 from paged.backends.pallas_tpu.cells import Cells
+from paged.backends.pallas_tpu import decode, prefill
 from paged.backends.pallas_tpu.plan import LANES, Plan
-from paged.backends.pallas_tpu.softmax import LOG2_E, Positions, Rows, Softmax
-from paged.backends.pallas_tpu.stream import STATE_SIZE, Stream, Tables
+from paged.backends.pallas_tpu.products import LOG2_E
+from paged.backends.pallas_tpu.rows import Rows, finish
+from paged.backends.pallas_tpu.state import State
+from paged.backends.pallas_tpu.stream import Stream, Walk
 from paged.backends.pallas_tpu.tiles import (
-    Walk,
     by_row,
     query_index,
     to_matrices,
     to_tokens,
     walk,
 )
-from paged.backends.pallas_tpu.tiling import Tiling
+from paged.backends.pallas_tpu.tiling import Tiling, Tilings
+from paged.backends.xla.tiles import Tiles, cut
 from paged.layouts import KVCache
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
 
 
-@partial(jax.jit, static_argnames=("spec", "cells", "tiling", "interpret"))
+@partial(jax.jit, static_argnames=("spec", "cells", "tilings", "interpret"))
 def ragged_attention(
     query: Float[jax.Array, "T num_heads head_dim"],
     cache: KVCache,
@@ -44,7 +47,7 @@ def ragged_attention(
     sinks: Float[jax.Array, " num_heads"] | None,
     *,
     cells: Cells,
-    tiling: Tiling,
+    tilings: Tilings,
     interpret: Any = False,
 ) -> tuple[Float[jax.Array, "T num_heads head_dim"], Float[jax.Array, "T num_heads"]]:
     """Output in the query's dtype, and the log-sum-exp in float32; see `Backend.attend`.
@@ -56,9 +59,36 @@ def ragged_attention(
         spec: the arithmetic.
         sinks: where the spec has them.
         cells: the shape of a token in the cache.
-        tiling: tile sizes.
+        tilings: tile sizes.
         interpret: False compiles for a TPU; True or `InterpretParams` runs anywhere.
     """
+    call = partial(_attend, query, cache, metadata, spec, sinks, cells=cells, interpret=interpret)
+    if metadata.max_query_len == 1:
+        return call(cut(metadata, 1), tilings.decode)
+    # A sequence of one query would pay for all rows of a tile.
+    is_decode = jnp.diff(metadata.query_start_loc) == 1
+    decodes = cut(metadata, 1, of=is_decode)
+    out, lse = call(decodes, tilings.decode)
+    others_out, others_lse = call(
+        cut(metadata, tilings.prefill.rows, of=~is_decode), tilings.prefill
+    )
+    is_decoded = decodes.is_query[:, None]
+    return jnp.where(is_decoded[..., None], out, others_out), jnp.where(is_decoded, lse, others_lse)
+
+
+def _attend(
+    query: Float[jax.Array, "T num_heads head_dim"],
+    cache: KVCache,
+    metadata: AttentionMetadata,
+    spec: AttentionSpec,
+    sinks: Float[jax.Array, " num_heads"] | None,
+    tiles: Tiles,
+    tiling: Tiling,
+    *,
+    cells: Cells,
+    interpret: Any,
+) -> tuple[Float[jax.Array, "T num_heads head_dim"], Float[jax.Array, "T num_heads"]]:
+    """Attention of the queries in some tiles; other tokens get out 0 and lse -inf."""
     is_narrow = query.dtype == jnp.bfloat16 and cells.dtype != "float32"
     plan = Plan(
         spec=spec,
@@ -68,17 +98,21 @@ def ragged_attention(
         table_width=metadata.block_table.shape[1],
         compute_dtype=jnp.bfloat16 if is_narrow else jnp.float32,
     )
-    tiles, scalars = walk(metadata, spec, plan.block_size, tiling.rows)
+    scalars = walk(metadata, tiles, spec, plan.block_size, tiling)
+    num_items = scalars.blocks.shape[0]
     matrices = to_matrices(query.astype(plan.compute_dtype), tiles, spec, cells)
+    matrices = jnp.pad(matrices, ((0, num_items - matrices.shape[0]), (0, 0), (0, 0), (0, 0)))
     # The bytes lie in this order already: on a TPU this is no copy (asserted in the tests).
-    blocks = cache.data.reshape(cache.num_blocks, plan.block_size, cells.words, cells.packing, cells.lanes)
+    tokens = cache.data.reshape(
+        cache.num_blocks, plan.block_size, cells.words, cells.packing, cells.lanes
+    )
     out, lse = pl.pallas_call(
         partial(_kernel, plan),
-        name="paged_ragged",
-        grid_spec=_grid(plan, matrices.shape[0]),
+        name="paged_decode" if tiling.rows == 1 else "paged_prefill",
+        grid_spec=_grid(plan, num_items),
         out_shape=(
             jax.ShapeDtypeStruct((*matrices.shape[:3], cells.lanes), query.dtype),
-            jax.ShapeDtypeStruct((matrices.shape[0], plan.height, LANES), jnp.float32),
+            jax.ShapeDtypeStruct((num_items, plan.height, LANES), jnp.float32),
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
@@ -89,58 +123,55 @@ def ragged_attention(
         interpret=interpret,
     )(
         *scalars,
-        metadata.block_table.reshape(-1),
         matrices,
         *_row_numbers(plan, cache, sinks),
         jnp.asarray(query_index(spec, cells, tiling.rows)),
-        blocks,
+        tokens,
     )
     return to_tokens(out, lse[:, :, : plan.steps], tiles, spec, cells)
 
 
-def _grid(plan: Plan, num_tiles: int) -> pltpu.PrefetchScalarGridSpec:
+def _grid(plan: Plan, num_items: int) -> pltpu.PrefetchScalarGridSpec:
     cells, tiling = plan.cells, plan.tiling
-    state = (plan.steps, plan.height)
-    per_row = pl.BlockSpec((plan.steps, plan.height, 1), lambda tile, *_: (0, 0, 0))
+    item = (plan.steps, plan.height)
+    state = (tiling.group, *item)
+    per_row = pl.BlockSpec((*item, 1), lambda group, *_: (0, 0, 0))
     return pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=len(Walk._fields) + 1,
-        grid=(num_tiles,),
+        num_scalar_prefetch=len(Walk._fields),
+        grid=(num_items // tiling.group,),
         in_specs=[
-            pl.BlockSpec((1, *state, plan.columns), lambda tile, *_: (tile, 0, 0, 0)),
+            pl.BlockSpec((*state, plan.columns), lambda group, *_: (group, 0, 0, 0)),
             per_row,
             per_row,
             per_row,
-            pl.BlockSpec((plan.height, 1), lambda tile, *_: (0, 0)),
+            pl.BlockSpec((plan.height, 1), lambda group, *_: (0, 0)),
             pl.BlockSpec(memory_space=pl.ANY),
         ],
         out_specs=[
-            pl.BlockSpec((1, *state, cells.lanes), lambda tile, *_: (tile, 0, 0, 0)),
-            pl.BlockSpec((1, plan.height, LANES), lambda tile, *_: (tile, 0, 0)),
+            pl.BlockSpec((*state, cells.lanes), lambda group, *_: (group, 0, 0, 0)),
+            pl.BlockSpec((tiling.group, plan.height, LANES), lambda group, *_: (group, 0, 0)),
         ],
         scratch_shapes=[
             pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), cells.dtype),
-            pltpu.VMEM((*state, plan.columns), jnp.float32),
+            pltpu.VMEM((*state, cells.lanes), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
-            pltpu.SMEM((STATE_SIZE + 1,), jnp.int32),
+            pltpu.SMEM((1 + Stream.state_size(plan.pieces),), jnp.int32),
             pltpu.SemaphoreType.DMA((2,)),
         ],
     )
 
 
-def _padded(rows: int) -> int:
-    """Whole registers of rows."""
-    return -(-rows // 8) * 8
-
-
 def _vmem_limit(plan: Plan) -> int:
-    """Bytes of VMEM asked for: buffers, state, tiles twice, and logits between the products."""
-    cells, rows = plan.cells, plan.steps * plan.height
-    buffers = plan.tiling.chunk * cells.vmem_bytes_per_token
-    state = rows * 4 * (plan.columns + 2 * LANES)
-    tiles = 2 * rows * 4 * (plan.columns + max(cells.lanes, LANES) + 4 * LANES)
-    logits = rows * plan.tiling.chunk * 6
-    return buffers + state + tiles + logits + (6 << 20)
+    """Bytes of VMEM asked for: buffers, state, queries and results twice, logits."""
+    cells, tiling = plan.cells, plan.tiling
+    rows = tiling.group * plan.steps * plan.height
+    lanes = max(cells.lanes, LANES)
+    buffers = 2 * tiling.chunk * cells.vmem_bytes_per_token
+    state = rows * 4 * (lanes + 2 * LANES)
+    blocks = 2 * rows * 4 * (plan.columns + lanes + LANES)
+    logits = plan.steps * plan.height * tiling.chunk * 6
+    return buffers + state + blocks + logits + (6 << 20)
 
 
 def _row_numbers(
@@ -168,12 +199,13 @@ def _row_numbers(
 
 def _kernel(
     plan: Plan,
-    # In SMEM.
+    # In SMEM, see `Walk`.
     sequence: Any,
     first: Any,
     queries: Any,
     start_block: Any,
     blocks: Any,
+    chunks: Any,
     block_table: Any,
     # In VMEM, but for the cache.
     query: Any,
@@ -186,69 +218,45 @@ def _kernel(
     lse: Any,
     # Scratch.
     buffers: Any,
-    accumulator: Any,
+    total_out: Any,
     peak: Any,
     total: Any,
-    state: Any,
+    counters: Any,
     semaphores: Any,
 ) -> None:
-    tile = pl.program_id(0)
-    chunk_tokens, step_tokens = plan.tiling.chunk, plan.tiling.step
+    group = pl.program_id(0)
     stream = Stream(
-        Tables(sequence, first, queries, start_block, blocks, block_table),
+        Walk(sequence, first, queries, start_block, blocks, chunks, block_table),
         cache,
         buffers,
         semaphores,
-        state,
-        chunk_blocks=plan.chunk_blocks,
+        counters,
+        group=plan.tiling.group,
+        pieces=plan.pieces,
+        piece_blocks=plan.piece_blocks,
         table_width=plan.table_width,
     )
     rows = Rows(factor, out_factor, sink, row_query)
-    softmax = Softmax(plan, query, rows, accumulator, peak, total)
-    # The number of this tile's first chunk.
-    used = STATE_SIZE
+    state = State(total_out, peak, total)
+    take_in = decode.take_in if plan.tiling.rows == 1 else prefill.take_in
+    # Chunks used so far.
+    used = Stream.state_size(plan.pieces)
 
-    @pl.when(tile == 0)
+    @pl.when(group == 0)
     def _() -> None:
-        state[used] = 0
+        counters[used] = 0
         stream.open()
 
-    @pl.when(queries[tile] > 0)
+    def one(_index: Any, _: None) -> None:
+        slot = jnp.bitwise_and(counters[used], 1)
+        stream.wait(slot)
+        take_in(plan, stream, slot, query, rows, state)
+        stream.start_next()
+        counters[used] += 1
+
+    @pl.when(chunks[group] > 0)
     def _() -> None:
-        softmax.open()
-        base = state[used]
-        num_chunks = lax.div(blocks[tile] + (plan.chunk_blocks - 1), plan.chunk_blocks)
-        origin = start_block[tile] * plan.block_size
-        last = first[tile] + queries[tile] - 1
-
-        def whole(chunk: Any, _: None) -> None:
-            number = base + chunk
-            stream.wait(number)
-            softmax.take_in(buffers.at[jnp.bitwise_and(number, 1)], chunk_tokens)
-            stream.start_next()
-
-        def partly(chunk: Any, _: None) -> None:
-            number = base + chunk
-            slot = jnp.bitwise_and(number, 1)
-            stream.wait(number)
-            start = origin + chunk * chunk_tokens
-            seen = jnp.minimum(last + 1 - start, chunk_tokens)
-
-            def step(index: Any, _: None) -> None:
-                offset = pl.multiple_of(index * step_tokens, step_tokens)
-                tokens = buffers.at[slot, pl.ds(offset, step_tokens)]
-                positions = Positions(start + offset, first[tile], last)
-                softmax.take_in(tokens, step_tokens, positions)
-
-            lax.fori_loop(0, lax.div(seen + (step_tokens - 1), step_tokens), step, None)
-            stream.start_next()
-
-        # Every query sees a chunk that ends at or before the first one. A window has an edge at
-        # each query, so that all of its chunks take the masked path.
-        num_whole = 0
-        if plan.spec.window is None:
-            num_whole = lax.div(first[tile] + 1, chunk_tokens)
-            lax.fori_loop(0, num_whole, whole, None)
-        lax.fori_loop(num_whole, num_chunks, partly, None)
-        state[used] = base + num_chunks
-        softmax.close(out, lse)
+        state.clear()
+        lax.fori_loop(0, chunks[group], one, None)
+        for item in range(plan.tiling.group):
+            finish(plan, item, rows, state, out, lse)

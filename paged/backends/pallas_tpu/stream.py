@@ -1,130 +1,226 @@
-"""The stream of chunks from HBM: every chunk of every tile, in the order in which they are used.
+"""The stream of chunks from HBM: every block that any query sees, in the order of use.
 
-A chunk is up to `chunk_blocks` consecutive blocks of one sequence. Chunks are numbered over the
-whole call, and number n goes to buffer n % 2. Starting runs ahead of using, across the ends of
-tiles: where the next chunk starts is kept in SMEM. The copies of a chunk signal one semaphore.
+Items (sequences of one query, or tiles of several queries) are read one after the other. A chunk is
+what is copied and computed at a time. It has room for several *pieces*; a piece holds up to
+`piece_blocks` consecutive blocks of one item, so that several short sequences share a chunk. Items
+come in groups, whose queries and results are in VMEM together: no chunk spans two groups.
+
+Chunks are numbered over the whole call, and number n goes to buffer n % 2. Starting runs ahead of
+using, across the ends of items and groups: where the next chunk starts is kept in SMEM.
 """
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Int
 
-_TILE, _CHUNK, _STARTED, _WAITED, _COUNTS = range(5)
-
-STATE_SIZE = _COUNTS + 2
-"""int32 numbers of SMEM that a stream needs."""
+_ITEM, _OFFSET, _STARTED, _IS_FULL, _PIECES = 0, 1, 2, 3, 5
+_PIECE_ITEM, _PIECE_OFFSET, _PIECE_COUNT, _PIECE_SIZE = range(4)
 
 
-class Tables(NamedTuple):
-    """What the kernel reads of each tile, refs in SMEM; see `tiles.Walk`."""
+class Walk(NamedTuple):
+    """What is read for each item, scalars. Items in use come first.
 
-    sequence: Any
-    first: Any
-    queries: Any
-    start_block: Any
-    blocks: Any
-    block_table: Any
+    Attributes:
+        sequence: which sequence.
+        first: position of the item's first query.
+        queries: how many queries; 0 for an item that is not in use.
+        start_block: first logical block that any of them sees.
+        blocks: how many blocks from there; 0 for an item that is not in use.
+        chunks: for each group of items how many chunks it has.
+        block_table: physical blocks, the rows of all sequences one after the other.
+    """
+
+    sequence: Int[jax.Array, " items"]
+    first: Int[jax.Array, " items"]
+    queries: Int[jax.Array, " items"]
+    start_block: Int[jax.Array, " items"]
+    blocks: Int[jax.Array, " items"]
+    chunks: Int[jax.Array, " groups"]
+    block_table: Int[jax.Array, " entries"]
+
+
+class Piece(NamedTuple):
+    """A part of a chunk.
+
+    Attributes:
+        item: whose blocks.
+        offset: blocks of the item before these.
+        count: how many blocks; 0 for a piece that is not in use.
+    """
+
+    item: Any
+    offset: Any
+    count: Any
+
+
+def count_chunks(
+    blocks: Int[jax.Array, " items"], group: int, pieces: int, piece_blocks: int
+) -> Int[jax.Array, " groups"]:
+    """How many chunks the stream makes of each group."""
+    in_group = (-(-blocks // piece_blocks)).reshape(-1, group).sum(axis=1, dtype=jnp.int32)
+    return -(-in_group // pieces)
 
 
 class Stream:
     """Starts chunks, and waits for them.
 
     Args:
-        tables: the walk and the flat block table.
-        cache: ref `[num_blocks, block_rows, lanes]` in HBM.
-        buffers: ref `[2, chunk_blocks * block_rows, lanes]` in VMEM.
+        walk: refs in SMEM.
+        cache: ref `[num_blocks, block_size, words, packing, lanes]` in HBM.
+        buffers: ref `[2, tokens of a chunk, pitch, packing, lanes]` in VMEM.
         semaphores: two, for copies.
-        state: ref `[STATE_SIZE]` int32 in SMEM.
-        chunk_blocks: blocks in a chunk.
+        state: ref `[Stream.state_size(pieces)]` int32 in SMEM.
+        group: items in a group.
+        pieces: pieces in a chunk.
+        piece_blocks: blocks in a piece.
         table_width: entries of the block table for each sequence.
     """
 
     def __init__(
         self,
-        tables: Tables,
+        walk: Walk,
         cache: Any,
         buffers: Any,
         semaphores: Any,
         state: Any,
         *,
-        chunk_blocks: int,
+        group: int,
+        pieces: int,
+        piece_blocks: int,
         table_width: int,
     ) -> None:
-        self.tables, self.cache, self.buffers = tables, cache, buffers
+        self.walk, self.cache, self.buffers = walk, cache, buffers
         self.semaphores, self.state = semaphores, state
-        self.chunk_blocks, self.table_width = chunk_blocks, table_width
+        self.group, self.pieces, self.piece_blocks = group, pieces, piece_blocks
+        self.table_width = table_width
+
+    @staticmethod
+    def state_size(pieces: int) -> int:
+        """Numbers of SMEM that a stream needs."""
+        return _PIECES + 2 * pieces * _PIECE_SIZE
 
     def open(self) -> None:
         """Resets the stream and starts its first two chunks."""
-        for index in range(STATE_SIZE):
+        for index in (_ITEM, _OFFSET, _STARTED):
             self.state[index] = 0
         self.start_next()
         self.start_next()
 
     def start_next(self) -> None:
         """Starts the next chunk, if there is one. Its buffer must be free."""
-        tile, chunk, number = self.state[_TILE], self.state[_CHUNK], self.state[_STARTED]
-        clipped = jnp.minimum(tile, pl.num_programs(0) - 1)
+        item, offset, number = (self.state[i] for i in (_ITEM, _OFFSET, _STARTED))
+        slot = jnp.bitwise_and(number, 1)
+        left = self._blocks(item) - offset
+        is_full = left >= self.pieces * self.piece_blocks
 
-        # Tiles in use come first, so that one without queries ends the stream.
-        @pl.when(jnp.logical_and(tile == clipped, self.tables.queries[clipped] > 0))
+        @pl.when(left > 0)
         def _() -> None:
-            offset = chunk * self.chunk_blocks
-            left = self.tables.blocks[clipped] - offset
-            count = jnp.minimum(left, self.chunk_blocks)
-            row = self.tables.sequence[clipped] * self.table_width
-            slot = jnp.bitwise_and(number, 1)
-            self._copy_blocks(row + self.tables.start_block[clipped] + offset, count, slot)
-            is_last = left <= self.chunk_blocks
-            self.state[_TILE] = jnp.where(is_last, tile + 1, tile)
-            self.state[_CHUNK] = jnp.where(is_last, 0, chunk + 1)
             self.state[_STARTED] = number + 1
-            self.state[_COUNTS + slot] = count
+            self.state[_IS_FULL + slot] = is_full.astype(jnp.int32)
 
-    def wait(self, number: Any) -> None:
-        """Waits until chunk `number` is in its buffer; returns at once where it never started."""
-        is_due = jnp.logical_and(self.state[_WAITED] <= number, self.state[_STARTED] > number)
-
-        @pl.when(is_due)
+        @pl.when(is_full)
         def _() -> None:
-            slot = jnp.bitwise_and(number, 1)
-            count = self.state[_COUNTS + slot]
-            self.state[_WAITED] = number + 1
+            self._start_full(item, offset, slot)
 
-            @pl.when(count == self.chunk_blocks)
-            def _() -> None:
-                # One wait for the bytes of all.
-                whole = self.buffers.at[slot, :, pl.ds(0, self.cache.shape[2])]
-                pltpu.make_async_copy(whole, whole, self.semaphores.at[slot]).wait()
-
-            @pl.when(count < self.chunk_blocks)
-            def _() -> None:
-                def one(index: Any, _: None) -> None:
-                    self._copy(0, index, slot).wait()
-
-                lax.fori_loop(0, count, one, None)
-
-    def _copy_blocks(self, entry: Any, count: Any, slot: Any) -> None:
-        """Starts `count` copies, of the blocks from one entry of the table on."""
-
-        def one(index: Any, _: None = None) -> None:
-            # Only entries that a query sees are read; those past the end may hold anything.
-            self._copy(self.tables.block_table[entry + index], index, slot).start()
-
-        @pl.when(count == self.chunk_blocks)
+        @pl.when(jnp.logical_and(left > 0, jnp.logical_not(is_full)))
         def _() -> None:
-            for index in range(self.chunk_blocks):
-                one(index)
+            self._start_pieces(item, offset, slot)
 
-        @pl.when(count < self.chunk_blocks)
-        def _() -> None:
+    def _start_full(self, item: Any, offset: Any, slot: Any) -> None:
+        """All pieces are of one item: most chunks of long sequences, in as few instructions."""
+        blocks = self.pieces * self.piece_blocks
+        entry = self._entry(item, offset)
+        for index in range(blocks):
+            self._copy(self.walk.block_table[entry + index], index, slot).start()
+        for piece in range(self.pieces):
+            held = Piece(item, offset + piece * self.piece_blocks, self.piece_blocks)
+            self._record(slot, piece, held)
+        is_last = self._blocks(item) == offset + blocks
+        self.state[_ITEM] = jnp.where(is_last, item + 1, item)
+        self.state[_OFFSET] = jnp.where(is_last, 0, offset + blocks)
+
+    def _start_pieces(self, item: Any, offset: Any, slot: Any) -> None:
+        """Each piece is of the next item that still has blocks, as long as the group lasts."""
+        group = lax.div(item, self.group)
+
+        def fill(piece: Any, cursor: tuple[Any, Any]) -> tuple[Any, Any]:
+            item, offset = cursor
+            is_ours = lax.div(item, self.group) == group
+            left = jnp.where(is_ours, self._blocks(item) - offset, 0)
+            count = jnp.minimum(left, self.piece_blocks)
+            self._record(slot, piece, Piece(self._clipped(item), offset, count))
+            entry = self._entry(item, offset)
+
+            def one(index: Any, _: None) -> None:
+                # Only entries that a query sees are read; those past the end may hold anything.
+                block = self.walk.block_table[entry + index]
+                self._copy(block, piece * self.piece_blocks + index, slot).start()
+
             lax.fori_loop(0, count, one, None)
+            is_last = jnp.logical_and(left > 0, left <= self.piece_blocks)
+            return jnp.where(is_last, item + 1, item), jnp.where(is_last, 0, offset + count)
+
+        after = lax.fori_loop(0, self.pieces, fill, (item, offset))
+        self.state[_ITEM], self.state[_OFFSET] = after
+
+    def wait(self, slot: Any) -> None:
+        """Waits until the chunk in a buffer is there."""
+        is_full = self.state[_IS_FULL + slot] == 1
+
+        @pl.when(is_full)
+        def _() -> None:
+            # One wait for the bytes of all.
+            whole = self._target(slot, 0, self.pieces * self.piece_blocks)
+            pltpu.make_async_copy(whole, whole, self.semaphores.at[slot]).wait()
+
+        @pl.when(jnp.logical_not(is_full))
+        def _() -> None:
+            def one_piece(piece: Any, _: None) -> None:
+                def one(index: Any, _: None) -> None:
+                    self._copy(0, piece * self.piece_blocks + index, slot).wait()
+
+                lax.fori_loop(0, self.piece(slot, piece).count, one, None)
+
+            lax.fori_loop(0, self.pieces, one_piece, None)
+
+    def piece(self, slot: Any, piece: Any) -> Piece:
+        """What a piece of the chunk in a buffer holds."""
+        base = self._record_base(slot, piece)
+        fields = (_PIECE_ITEM, _PIECE_OFFSET, _PIECE_COUNT)
+        return Piece(*(self.state[base + field] for field in fields))
+
+    def _record(self, slot: Any, piece: Any, held: Piece) -> None:
+        base = self._record_base(slot, piece)
+        self.state[base + _PIECE_ITEM] = held.item
+        self.state[base + _PIECE_OFFSET] = held.offset
+        self.state[base + _PIECE_COUNT] = held.count
+
+    def _record_base(self, slot: Any, piece: Any) -> Any:
+        return _PIECES + (slot * self.pieces + piece) * _PIECE_SIZE
+
+    def _clipped(self, item: Any) -> Any:
+        return jnp.minimum(item, self.walk.blocks.shape[0] - 1)
+
+    def _blocks(self, item: Any) -> Any:
+        is_item = item < self.walk.blocks.shape[0]
+        return jnp.where(is_item, self.walk.blocks[self._clipped(item)], 0)
+
+    def _entry(self, item: Any, offset: Any) -> Any:
+        """Where in the flat table an item's block is named."""
+        item = self._clipped(item)
+        row = self.walk.sequence[item] * self.table_width
+        return row + self.walk.start_block[item] + offset
 
     def _copy(self, block: Any, index: Any, slot: Any) -> Any:
-        _, block_size, words = self.cache.shape[:3]
-        tokens = pl.ds(index * block_size, block_size)
-        target = self.buffers.at[slot, tokens, pl.ds(0, words)]
+        target = self._target(slot, index, 1)
         return pltpu.make_async_copy(self.cache.at[block], target, self.semaphores.at[slot])
+
+    def _target(self, slot: Any, index: Any, blocks: int) -> Any:
+        block_size, words = self.cache.shape[1:3]
+        tokens = pl.ds(index * block_size, blocks * block_size)
+        return self.buffers.at[slot, tokens, pl.ds(0, words)]

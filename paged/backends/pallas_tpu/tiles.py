@@ -5,37 +5,19 @@ step of `heads_per_step` KV heads, one matrix: rows ordered by (KV head, query, 
 group), columns by (KV head, lane), zero where the KV heads differ.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from paged.backends.pallas_tpu.cells import Cells
-from paged.backends.xla.tiles import Tiles, cut
+from paged.backends.pallas_tpu.stream import Walk, count_chunks
+from paged.backends.pallas_tpu.tiling import Tiling
+from paged.backends.xla.tiles import Tiles
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
 
 _SUBLANES = 8
-
-
-class Walk(NamedTuple):
-    """What the kernel reads of each tile, as scalars. Tiles in use come first.
-
-    Attributes:
-        sequence: which sequence.
-        first: position of the tile's first query.
-        queries: how many queries; 0 for a tile that is not in use.
-        start_block: first logical block that any of them sees.
-        blocks: how many blocks from there.
-    """
-
-    sequence: Int[jax.Array, " tiles"]
-    first: Int[jax.Array, " tiles"]
-    queries: Int[jax.Array, " tiles"]
-    start_block: Int[jax.Array, " tiles"]
-    blocks: Int[jax.Array, " tiles"]
 
 
 def head_rows(spec: AttentionSpec, cells: Cells, rows: int) -> int:
@@ -45,18 +27,23 @@ def head_rows(spec: AttentionSpec, cells: Cells, rows: int) -> int:
 
 
 def walk(
-    metadata: AttentionMetadata, spec: AttentionSpec, block_size: int, rows: int
-) -> tuple[Tiles, Walk]:
-    """Cuts the queries of a step into tiles."""
-    tiles = cut(metadata, rows)
-    is_row = tiles.position >= 0
-    queries = jnp.sum(is_row, axis=1, dtype=jnp.int32)
+    metadata: AttentionMetadata, tiles: Tiles, spec: AttentionSpec, block_size: int, tiling: Tiling
+) -> Walk:
+    """What the kernel reads for each tile, empty tiles added to fill the last group."""
     first = jnp.maximum(tiles.position[:, 0], 0)
     last = jnp.max(tiles.position, axis=1)
-    seen_from = 0 if spec.window is None else jnp.maximum(first - (spec.window - 1), 0)
-    start_block = jnp.broadcast_to(jnp.asarray(seen_from // block_size, jnp.int32), first.shape)
+    queries = jnp.sum(tiles.position >= 0, axis=1, dtype=jnp.int32)
+    start_block = jnp.zeros_like(first)
+    if spec.window is not None:
+        start_block = jnp.maximum(first - (spec.window - 1), 0) // block_size
     blocks = jnp.where(last < 0, 0, last // block_size + 1 - start_block)
-    return tiles, Walk(tiles.sequence, first, queries, start_block, blocks.astype(jnp.int32))
+    per_tile = (tiles.sequence, first, queries, start_block, blocks)
+    padding = -first.shape[0] % tiling.group
+    padded = [jnp.pad(each, (0, padding)) for each in per_tile]
+    chunks = count_chunks(
+        padded[-1], tiling.group, tiling.chunk // tiling.piece, tiling.piece // block_size
+    )
+    return Walk(*padded, chunks, metadata.block_table.reshape(-1))
 
 
 def query_index(spec: AttentionSpec, cells: Cells, rows: int) -> Int[np.ndarray, "M 1"]:

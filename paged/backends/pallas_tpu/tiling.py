@@ -1,29 +1,29 @@
 """Tile sizes, all in one place, each with its reason."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paged.backends.pallas_tpu.cells import Cells
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
 
-# Both are bounded by powers of two, so that any block size from 16 to 256 divides them.
-_DECODE_CHUNK = 1024
-_PREFILL_CHUNK = 512
+# Tokens of a product. A weight tile of a v6e or v7x matrix unit has 256 columns.
+_PIECE = 256
+_INTERPRETED_PIECE = 64
+# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
+_DECODE_CHUNK = 2048
+_PREFILL_CHUNK = 1024
+_PREFILL_STEP = 512
 
-# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once. Per token and bundle
-# scheduled for v6e, 8 KV heads of 128, decode: 2.8 at 512 tokens, 2.1 at 1,024, 2.1 at 2,048 (more
-# spills then). libtpu 0.0.52, 2026-11-30.
-# What is left of a sequence after its whole chunks is taken in steps of this many tokens, so that
-# a short sequence does not pay for a chunk.
-_STEP = 256
+# Sequences whose queries and results are in VMEM together.
+_GROUP = 32
 
 # Queries of one KV head group in a tile, times the group size: rows of one matrix product. 256 rows
-# use the matrix unit in full on every generation, and their float32 logits over a chunk stay small
-# beside VMEM (256 x 512 x 4 bytes = 512 KiB a head pair).
+# use the matrix unit in full on every generation, and their float32 logits stay small beside VMEM.
 _ROWS = 256
 
-# Two buffers of a chunk and its words. VMEM is 16 MiB on v4, the smallest; 64 to 128 MiB elsewhere.
-_CHUNK_BYTES = 13 << 20
+# Two buffers of a chunk. VMEM is 16 MiB on v4, the smallest; 64 to 128 MiB elsewhere.
+_CHUNK_BYTES = 20 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,12 @@ class Tiling:
     """Sizes of one call.
 
     Attributes:
-        rows: queries of one sequence in a tile.
+        rows: queries of one sequence in a tile; 1 is for sequences of one query.
         chunk: tokens copied from HBM at a time, while the chunk before is computed.
-        step: tokens of a step over what does not fill a chunk.
+        piece: consecutive tokens of one sequence in a chunk: several short sequences share one.
+            With several rows the chunk is one piece.
+        step: tokens of a matrix product; with one row the piece is one step.
+        group: tiles whose queries and results are in VMEM together; 1 with several rows.
 
     Raises:
         ValueError: sizes that do not divide each other.
@@ -41,31 +44,66 @@ class Tiling:
 
     rows: int
     chunk: int
+    piece: int
     step: int
+    group: int
 
     def __post_init__(self) -> None:
-        for name in ("rows", "chunk", "step"):
+        for name in ("rows", "chunk", "piece", "step", "group"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        if self.chunk % self.step or self.step % 16:
+        if self.chunk % self.piece or self.piece % self.step or self.step % 16:
             raise ValueError(
-                f"chunk: got {self.chunk} with step {self.step}, expected a multiple of the step, "
-                "and a step of a multiple of 16"
+                f"chunk: got {self.chunk} with pieces of {self.piece} and steps of {self.step}, "
+                "expected a multiple of the piece, that of the step, and that of 16"
+            )
+        one_row = (self.piece == self.step,)
+        several = (self.piece == self.chunk, self.group == 1)
+        if not all(one_row if self.rows == 1 else several):
+            raise ValueError(
+                f"piece: got {self.piece} with rows {self.rows}, chunk {self.chunk}, step "
+                f"{self.step} and group {self.group}, expected the step with one row, and the "
+                "chunk and a group of 1 with several"
             )
 
 
-def choose_tiling(
-    spec: AttentionSpec, cells: Cells, block_size: int, metadata: AttentionMetadata
-) -> Tiling:
-    """The sizes for these shapes."""
+class Tilings(NamedTuple):
+    """Sizes for sequences of one query, and for those of several."""
+
+    decode: Tiling
+    prefill: Tiling
+
+
+def choose_tilings(
+    spec: AttentionSpec,
+    cells: Cells,
+    block_size: int,
+    metadata: AttentionMetadata,
+    *,
+    is_interpreted: bool = False,
+) -> Tilings:
+    """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time."""
+    capacity = max(block_size, metadata.block_table.shape[1] * block_size)
+    piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
+    longest = 2 * piece if is_interpreted else _DECODE_CHUNK
+    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity)
+    decode = Tiling(
+        rows=1, chunk=chunk, piece=piece, step=piece, group=min(4 if is_interpreted else _GROUP, metadata.num_seqs)
+    )
     rows = max(1, min(metadata.max_query_len, _ROWS // (spec.group_size * cells.heads_per_step)))
     # Whole sublanes: 8 queries of any group size fill them.
-    rows = 1 if metadata.max_query_len == 1 else max(8, rows // 8 * 8)
-    chunk = _DECODE_CHUNK if rows == 1 else _PREFILL_CHUNK
-    while chunk > _STEP and chunk * cells.vmem_bytes_per_token > _CHUNK_BYTES:
+    rows = max(8, rows // 8 * 8)
+    longest = 2 * piece if is_interpreted else _PREFILL_CHUNK
+    chunk = _fit(longest, piece, cells, capacity)
+    step = piece if is_interpreted else min(_PREFILL_STEP, chunk)
+    prefill = Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1)
+    return Tilings(decode, prefill)
+
+
+def _fit(chunk: int, least: int, cells: Cells, tokens: int) -> int:
+    """No more than VMEM holds, and not twice the tokens that there are."""
+    while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > _CHUNK_BYTES:
         chunk //= 2
-    capacity = max(block_size, metadata.block_table.shape[1] * block_size)
-    while chunk // 2 >= max(capacity, block_size, 128):
+    while chunk // 2 >= max(tokens, least):
         chunk //= 2
-    chunk = max(chunk, block_size)
-    return Tiling(rows=rows, chunk=chunk, step=min(_STEP, chunk))
+    return max(chunk, least)

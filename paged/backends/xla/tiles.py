@@ -47,12 +47,22 @@ def count_tiles(metadata: AttentionMetadata, rows: int) -> int:
     return min(num_seqs, num_tokens) + (num_tokens // rows if rows > 1 else 0)
 
 
-def cut(metadata: AttentionMetadata, rows: int) -> Tiles:
-    """Cuts a batch into tiles of `rows` queries."""
+def cut(
+    metadata: AttentionMetadata, rows: int, of: Bool[jax.Array, " S"] | None = None
+) -> Tiles:
+    """Cuts a batch into tiles of `rows` queries; those in use come first.
+
+    Args:
+        metadata: the step.
+        rows: queries in a tile.
+        of: the sequences meant; all by default. Tokens of others are no queries here.
+    """
     num_seqs, num_tokens = metadata.num_seqs, metadata.num_tokens
     num_tiles = count_tiles(metadata, rows)
     starts = metadata.query_start_loc
     query_lens = starts[1:] - starts[:-1]
+    if of is not None:
+        query_lens = jnp.where(of, query_lens, 0)
     tiles_of = -(-query_lens // rows)
     ends = jnp.cumsum(tiles_of)
     firsts = ends - tiles_of
@@ -70,6 +80,8 @@ def cut(metadata: AttentionMetadata, rows: int) -> Tiles:
     is_query = each < starts[-1]
     owner = jnp.minimum(_count_at_most(starts[1:], each), num_seqs - 1)
     within = each - starts[owner]
+    if of is not None:
+        is_query &= of[owner]
     home = (firsts[owner] + within // rows) * rows + within % rows
     return Tiles(sequence, token, position, jnp.where(is_query, home, 0), is_query)
 
