@@ -45,6 +45,8 @@ RULES: dict[str, Rule] = {
         "claim": "what a backend claims it serves; what it does not claim it refuses with a "
         "reason before it touches an array",
         "inputs": "inputs are read only: metadata, queries, keys, values, and the cache in attend",
+        "copies": "memory is touched only when no copy to or from it is under way, and every copy "
+        "is waited for",
         "strides": "arrays may be views of others, with strides of their own",
         "repeat": "the same call gives the same bits",
         "output": "shapes, dtypes and layout of what comes back are those of the contract",

@@ -1,5 +1,6 @@
 """A backend under test: called as users call it, and watched for what it must not do."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -37,8 +38,10 @@ class Subject:
     """One backend.
 
     Optional attributes of the backend that are looked at: `capabilities` (or `batch_invariant`),
-    `arrays` (its library, see `paged.conformance.arrays`), `device` (for torch), and
-    `traceable = False` where it may not be called under `jax.jit`.
+    `arrays` (its library, see `paged.conformance.arrays`), `device` (for torch),
+    `traceable = False` where it may not be called under `jax.jit`, and `watching()`, a context
+    that gives a list: by its end what an interpreter saw that no result shows, such as a race of
+    copies, one line each.
 
     Args:
         backend: anything with the `Backend` protocol.
@@ -189,7 +192,7 @@ class Subject:
             key = fused[:, heads : heads + kv_heads]
             value = None if value is None else fused[:, heads + kv_heads :]
         call = self.backend.write if eager else self._write
-        result = served(
+        result = self._watched(
             "write", problem.spec, lambda: call(cache, key, value, metadata.slot_mapping)
         )
         before = [
@@ -231,7 +234,7 @@ class Subject:
         """
         query, cache, metadata, sinks = self._given(problem)
         call = self._attend_directly if eager else self._attend
-        result = served(
+        result = self._watched(
             "attend", problem.spec, lambda: call(query, cache, metadata, problem.spec, sinks)
         )
         before = [
@@ -255,6 +258,19 @@ class Subject:
                 raise Violation("8", "attend gave no lse, though it is claimed")
             return out, None
         return out, _require_array("lse", lse, rows, "float32")
+
+    def _watched(self, what: str, spec: AttentionSpec, call: Callable[[], Any]) -> Any:
+        """What a call gives; see `served`.
+
+        Raises:
+            Violation: it fails, or an interpreter saw something amiss.
+        """
+        watching = getattr(self.backend, "watching", contextlib.nullcontext)
+        with watching() as seen:
+            result = served(what, spec, call)
+        if seen:
+            raise Violation("copies", f"{what}: {seen[0]}")
+        return result
 
     def _attend_directly(
         self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: Any, sinks: Any

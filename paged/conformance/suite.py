@@ -8,6 +8,7 @@ from typing import Any
 from paged.conformance.case import Case
 from paged.conformance.cases import CASES
 from paged.conformance.checks import CHECKS
+from paged.conformance.programs import release_programs
 from paged.conformance.report import Report, Result
 from paged.conformance.subject import Subject
 from paged.conformance.verdict import NotRun, Refused, Violation
@@ -58,6 +59,7 @@ def run_conformance(
         else:
             result = run_case(subject, case, layout, dtype, seed=seed, full=full)
         results.append(result)
+        release_programs()
         if on_result is not None:
             on_result(result, len(results), len(plan))
     return Report(subject.name, tuple(layout.name for layout in chosen), tuple(results))

@@ -1,5 +1,6 @@
 """The backend around the Pallas kernels for TPUs."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -8,9 +9,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from paged.backends.api import AttentionOutput
 from paged.backends.base import Capabilities, KernelBackend
+from paged.backends.loops import LoopTrips
 from paged.backends.pallas_tpu.cells import Cells
+from paged.backends.pallas_tpu.interpreting import strict, watching
 from paged.backends.pallas_tpu.ragged import ragged_attention
 from paged.backends.pallas_tpu.tiling import Tilings, choose_tilings
+from paged.backends.pallas_tpu.trips import loop_trips
 from paged.backends.xla.quantize import to_storage
 from paged.layouts import PALLAS, TPU_PACKED, KVCache, Layout
 from paged.metadata import AttentionMetadata
@@ -42,8 +46,13 @@ class PallasTpuBackend(KernelBackend):
         self.tilings = tilings
 
     def interpreted(self) -> "PallasTpuBackend":
-        """The same kernels on any host."""
-        return PallasTpuBackend(interpret=True, tilings=self.tilings)
+        """The same kernels on any host, by the interpreter that looks for races."""
+        return PallasTpuBackend(interpret=strict(), tilings=self.tilings)
+
+    def watching(self) -> AbstractContextManager[list[str]]:
+        """What an interpreter says of the calls made meanwhile; see `paged.conformance`."""
+        is_strict = isinstance(self.interpret, pltpu.InterpretParams)
+        return watching() if is_strict else nullcontext([])
 
     def unsupported(
         self,
@@ -84,27 +93,43 @@ class PallasTpuBackend(KernelBackend):
     ) -> AttentionOutput:
         on_device = jax.tree.map(jnp.asarray, (query, cache, metadata, sinks))
         query, cache, metadata, sinks = on_device
-        cells = Cells(
-            num_kv_heads=spec.num_kv_heads,
-            rows=2 * cache.num_kv_heads,
-            lanes=cache.head_dim,
-            dtype=cache.dtype,
-            by_value=isinstance(self.interpret, pltpu.InterpretParams),
-        )
-        tilings = self.tilings or choose_tilings(
-            spec, cells, cache.block_size, metadata, is_interpreted=bool(self.interpret)
-        )
         result = ragged_attention(
             query,
             cache,
             metadata,
             spec,
             sinks,
-            cells=cells,
-            tilings=tilings,
+            cells=self._cells(cache, spec),
+            tilings=self._tilings(cache, metadata, spec),
             interpret=self.interpret,
         )
         return AttentionOutput(*result)
+
+    def lab_trips(
+        self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> tuple[LoopTrips, ...]:
+        """How often its loops run in a full step, for `paged lab`; see `paged.backends.loops`."""
+        del query
+        tilings = self._tilings(cache, metadata, spec)
+        return loop_trips(metadata, spec, cache.block_size, tilings)
+
+    def _cells(self, cache: KVCache, spec: AttentionSpec) -> Cells:
+        return Cells(
+            num_kv_heads=spec.num_kv_heads,
+            rows=2 * cache.num_kv_heads,
+            lanes=cache.head_dim,
+            dtype=cache.dtype,
+            by_value=isinstance(self.interpret, pltpu.InterpretParams),
+        )
+
+    def _tilings(self, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec) -> Tilings:
+        return self.tilings or choose_tilings(
+            spec,
+            self._cells(cache, spec),
+            cache.block_size,
+            metadata,
+            is_interpreted=bool(self.interpret),
+        )
 
 
 def _is_dense(layout: Layout, cache_spec: KVCacheSpec) -> bool:

@@ -18,9 +18,7 @@ from paged.backends.pallas_tpu.state import State, weigh
 from paged.backends.pallas_tpu.stream import Stream
 
 
-def take_in(
-    plan: Plan, stream: Stream, slot: Any, query: Any, rows: Rows, state: State
-) -> None:
+def take_in(plan: Plan, stream: Stream, slot: Any, query: Any, rows: Rows, state: State) -> None:
     """Takes in a chunk.
 
     Args:
@@ -36,7 +34,9 @@ def take_in(
     # All logits first: the latencies of one product hide behind the others.
     found = [
         [
-            piece.masked(logits(plan, query[piece.item, step], rows.factor[step], piece.buffer, step))
+            piece.masked(
+                logits(plan, query[piece.item, step], rows.factor[step], piece.buffer, step)
+            )
             for step in steps
         ]
         for piece in pieces

@@ -18,9 +18,7 @@ from paged.backends.pallas_tpu.state import State, weigh
 from paged.backends.pallas_tpu.stream import Stream
 
 
-def take_in(
-    plan: Plan, stream: Stream, slot: Any, query: Any, rows: Rows, state: State
-) -> None:
+def take_in(plan: Plan, stream: Stream, slot: Any, query: Any, rows: Rows, state: State) -> None:
     """Takes in a chunk; see `decode.take_in`."""
     held = stream.piece(slot, 0)
     walk = stream.walk

@@ -60,9 +60,7 @@ def mixture(
     )
 
 
-def own_columns(
-    plan: Plan, products: Float[jax.Array, "M columns"]
-) -> Float[jax.Array, "M lanes"]:
+def own_columns(plan: Plan, products: Float[jax.Array, "M columns"]) -> Float[jax.Array, "M lanes"]:
     """Of products with the values of several heads, those with each row's own head."""
     lanes = plan.cells.lanes
     mixed = products[:, :lanes]

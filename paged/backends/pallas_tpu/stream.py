@@ -134,9 +134,7 @@ class Stream:
     def _start_full(self, item: Any, offset: Any, slot: Any) -> None:
         """All pieces are of one item: most chunks of long sequences, in as few instructions."""
         blocks = self.pieces * self.piece_blocks
-        entry = self._entry(item, offset)
-        for index in range(blocks):
-            self._copy(self.walk.block_table[entry + index], index, slot).start()
+        self._start_blocks(self._entry(item, offset), 0, slot, blocks)
         for piece in range(self.pieces):
             held = Piece(item, offset + piece * self.piece_blocks, self.piece_blocks)
             self._record(slot, piece, held)
@@ -154,14 +152,20 @@ class Stream:
             left = jnp.where(is_ours, self._blocks(item) - offset, 0)
             count = jnp.minimum(left, self.piece_blocks)
             self._record(slot, piece, Piece(self._clipped(item), offset, count))
-            entry = self._entry(item, offset)
+            entry, target = self._entry(item, offset), piece * self.piece_blocks
 
-            def one(index: Any, _: None) -> None:
+            @pl.when(count == self.piece_blocks)
+            def _() -> None:
+                self._start_blocks(entry, target, slot, self.piece_blocks)
+
+            @pl.when(count < self.piece_blocks)
+            def _() -> None:
                 # Only entries that a query sees are read; those past the end may hold anything.
-                block = self.walk.block_table[entry + index]
-                self._copy(block, piece * self.piece_blocks + index, slot).start()
+                def one(index: Any, _: None) -> None:
+                    self._start_blocks(entry + index, target + index, slot, 1)
 
-            lax.fori_loop(0, count, one, None)
+                lax.fori_loop(0, count, one, None)
+
             is_last = jnp.logical_and(left > 0, left <= self.piece_blocks)
             return jnp.where(is_last, item + 1, item), jnp.where(is_last, 0, offset + count)
 
@@ -174,17 +178,23 @@ class Stream:
 
         @pl.when(is_full)
         def _() -> None:
-            # One wait for the bytes of all.
-            whole = self._target(slot, 0, self.pieces * self.piece_blocks)
-            pltpu.make_async_copy(whole, whole, self.semaphores.at[slot]).wait()
+            self._wait_blocks(0, slot, self.pieces * self.piece_blocks)
 
         @pl.when(jnp.logical_not(is_full))
         def _() -> None:
             def one_piece(piece: Any, _: None) -> None:
-                def one(index: Any, _: None) -> None:
-                    self._copy(0, piece * self.piece_blocks + index, slot).wait()
+                count, target = self.piece(slot, piece).count, piece * self.piece_blocks
 
-                lax.fori_loop(0, self.piece(slot, piece).count, one, None)
+                @pl.when(count == self.piece_blocks)
+                def _() -> None:
+                    self._wait_blocks(target, slot, self.piece_blocks)
+
+                @pl.when(count < self.piece_blocks)
+                def _() -> None:
+                    def one(index: Any, _: None) -> None:
+                        self._wait_blocks(target + index, slot, 1)
+
+                    lax.fori_loop(0, count, one, None)
 
             lax.fori_loop(0, self.pieces, one_piece, None)
 
@@ -216,11 +226,19 @@ class Stream:
         row = self.walk.sequence[item] * self.table_width
         return row + self.walk.start_block[item] + offset
 
-    def _copy(self, block: Any, index: Any, slot: Any) -> Any:
-        target = self._target(slot, index, 1)
-        return pltpu.make_async_copy(self.cache.at[block], target, self.semaphores.at[slot])
+    def _start_blocks(self, entry: Any, target: Any, slot: Any, count: int) -> None:
+        """Starts copies of consecutive entries of the table to consecutive places of a buffer."""
+        for index in range(count):
+            block = self.cache.at[self.walk.block_table[entry + index]]
+            place = self._place(slot, target + index, 1)
+            pltpu.make_async_copy(block, place, self.semaphores.at[slot]).start()
 
-    def _target(self, slot: Any, index: Any, blocks: int) -> Any:
+    def _wait_blocks(self, target: Any, slot: Any, count: int) -> None:
+        """One wait for the bytes of several blocks."""
+        place = self._place(slot, target, count)
+        pltpu.make_async_copy(place, place, self.semaphores.at[slot]).wait()
+
+    def _place(self, slot: Any, index: Any, blocks: int) -> Any:
         block_size, words = self.cache.shape[1:3]
         tokens = pl.ds(index * block_size, blocks * block_size)
         return self.buffers.at[slot, tokens, pl.ds(0, words)]

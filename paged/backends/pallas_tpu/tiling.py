@@ -88,7 +88,11 @@ def choose_tilings(
     longest = 2 * piece if is_interpreted else _DECODE_CHUNK
     chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity)
     decode = Tiling(
-        rows=1, chunk=chunk, piece=piece, step=piece, group=min(4 if is_interpreted else _GROUP, metadata.num_seqs)
+        rows=1,
+        chunk=chunk,
+        piece=piece,
+        step=piece,
+        group=min(4 if is_interpreted else _GROUP, metadata.num_seqs),
     )
     rows = max(1, min(metadata.max_query_len, _ROWS // (spec.group_size * cells.heads_per_step)))
     # Whole sublanes: 8 queries of any group size fill them.

@@ -47,9 +47,7 @@ def count_tiles(metadata: AttentionMetadata, rows: int) -> int:
     return min(num_seqs, num_tokens) + (num_tokens // rows if rows > 1 else 0)
 
 
-def cut(
-    metadata: AttentionMetadata, rows: int, of: Bool[jax.Array, " S"] | None = None
-) -> Tiles:
+def cut(metadata: AttentionMetadata, rows: int, of: Bool[jax.Array, " S"] | None = None) -> Tiles:
     """Cuts a batch into tiles of `rows` queries; those in use come first.
 
     Args:

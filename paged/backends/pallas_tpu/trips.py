@@ -1,0 +1,156 @@
+"""How often the kernels' loops run in a full step, for `paged lab`; see `paged.backends.loops`.
+
+The stream of chunks is gone through as the kernel does it, in plain numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paged.backends.loops import LoopTrips
+from paged.backends.pallas_tpu.tiling import Tiling, Tilings
+from paged.metadata import AttentionMetadata
+from paged.spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a tile of queries reads, see `stream.Walk`."""
+
+    first: int
+    queries: int
+    start_block: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class Chunks:
+    """Of all groups.
+
+    Attributes:
+        full: chunks whose blocks are all of one item.
+        mixed: other chunks, of which each piece is looked at by itself.
+        mixed_blocks: their blocks that do not fill a piece, copied and waited for one by one.
+        begun: what the first two of the call are; `None` where there are fewer.
+    """
+
+    full: int = 0
+    mixed: int = 0
+    mixed_blocks: int = 0
+    begun: tuple[int | None, int | None] = (None, None)
+
+
+def loop_trips(
+    metadata: AttentionMetadata, spec: AttentionSpec, block_size: int, tilings: Tilings
+) -> tuple[LoopTrips, ...]:
+    """Trips of the loops of both kernels."""
+    is_decode = metadata.max_query_len == 1
+    decode = _items(metadata, spec, block_size, 1) if is_decode else []
+    rules = list(_decode_trips(decode, metadata.num_seqs, block_size, tilings.decode))
+    if not is_decode:
+        tiles = _items(metadata, spec, block_size, tilings.prefill.rows)
+        rules += _prefill_trips(tiles, spec, block_size, tilings.prefill)
+    return tuple(rules)
+
+
+def _items(
+    metadata: AttentionMetadata, spec: AttentionSpec, block_size: int, rows: int
+) -> list[Item]:
+    """The tiles of a full step, every sequence having all its tokens and queries."""
+    items: list[Item] = []
+    history = metadata.max_seq_len - metadata.max_query_len
+    for offset in range(0, metadata.max_query_len, rows):
+        queries = min(rows, metadata.max_query_len - offset)
+        first = history + offset
+        seen_from = 0 if spec.window is None else max(first - (spec.window - 1), 0)
+        start = seen_from // block_size
+        items.append(Item(first, queries, start, (first + queries - 1) // block_size + 1 - start))
+    return items * metadata.num_seqs
+
+
+def _stream(blocks: Sequence[int], block_size: int, tiling: Tiling) -> Chunks:
+    """The chunks of items with so many blocks."""
+    piece_blocks = tiling.piece // block_size
+    chunk_blocks = tiling.chunk // block_size
+    found, begun = Chunks(), []
+    for start in range(0, len(blocks), tiling.group):
+        left = [count for count in blocks[start : start + tiling.group] if count]
+        while left:
+            taken = 0
+            if left[0] >= chunk_blocks:
+                left[0] -= chunk_blocks
+                found.full += 1
+                begun.append(None)
+            else:
+                for _ in range(tiling.chunk // tiling.piece):
+                    if left and not left[0]:
+                        left.pop(0)
+                    if left:
+                        count = min(left[0], piece_blocks)
+                        left[0] -= count
+                        taken += count if count < piece_blocks else 0
+                found.mixed += 1
+                found.mixed_blocks += taken
+                begun.append(taken)
+            left = [count for count in left if count]
+    found.begun = (*begun, None, None)[:2]
+    return found
+
+
+def _decode_trips(
+    items: Sequence[Item], num_seqs: int, block_size: int, tiling: Tiling
+) -> Iterator[LoopTrips]:
+    """The chunk loop, and in it pieces and blocks; before it the same for the first two chunks.
+
+    The grid is a loop only where there is more than one group.
+    """
+    chunks = _stream([item.blocks for item in items], block_size, tiling)
+    pieces = tiling.chunk // tiling.piece
+    depth = 1 if num_seqs <= tiling.group else 2
+
+    def trips(depth: int, runs: float, nth: int) -> LoopTrips:
+        return LoopTrips(depth, runs, nth=nth, kernel="paged_decode")
+
+    yield LoopTrips(depth, chunks.full + chunks.mixed, holds="matmul", kernel="paged_decode")
+    started, inner, innermost = chunks.mixed, depth + 1, depth + 2
+    if pieces > 1:
+        for nth, taken in enumerate(chunks.begun):
+            yield trips(depth, pieces if taken is not None else 0, nth)
+            yield trips(depth + 1, taken or 0, nth)
+            started -= taken is not None
+        yield trips(inner, pieces * chunks.mixed, 2)
+        yield trips(inner, pieces * started, 3)
+        yield trips(innermost, chunks.mixed_blocks, 0)
+        yield trips(innermost, chunks.mixed_blocks - sum(t or 0 for t in chunks.begun), 1)
+        return
+    yield from _without_pieces(chunks, depth, "paged_decode")
+
+
+def _without_pieces(chunks: Chunks, depth: int, kernel: str) -> Iterator[LoopTrips]:
+    """Waits and copies of blocks one by one, where a chunk is one piece."""
+    for nth, taken in enumerate(chunks.begun):
+        yield LoopTrips(depth, taken or 0, nth=nth, kernel=kernel)
+    copied = chunks.mixed_blocks - sum(taken or 0 for taken in chunks.begun)
+    yield LoopTrips(depth + 1, copied, holds="copy", kernel=kernel)
+    yield LoopTrips(depth + 1, chunks.mixed_blocks, nth=0, kernel=kernel)
+
+
+def _prefill_trips(
+    tiles: Sequence[Item], spec: AttentionSpec, block_size: int, tiling: Tiling
+) -> Iterator[LoopTrips]:
+    """The grid, its chunks, and in each the steps without a mask, then those with one."""
+    chunks = _stream([tile.blocks for tile in tiles], block_size, tiling)
+    whole = masked = 0
+    for tile in tiles:
+        start = tile.start_block * block_size
+        for chunk in range(start, start + tile.blocks * block_size, tiling.chunk):
+            end = min(tile.first + tile.queries - chunk, tiling.chunk)
+            before = min(max(tile.first + 1 - chunk, 0), tiling.chunk) // tiling.step
+            before = before if spec.window is None else 0
+            whole += before
+            masked += -(-end // tiling.step) - before
+    kernel = "paged_prefill"
+    yield LoopTrips(2, chunks.full + chunks.mixed, nth=2, kernel=kernel)
+    steps = (whole, masked) if spec.window is None else (masked,)
+    for nth, runs in enumerate(steps, start=1):
+        yield LoopTrips(3, runs, holds="matmul", nth=nth, kernel=kernel)
+    yield from _without_pieces(chunks, 2, kernel)
