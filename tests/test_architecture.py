@@ -111,7 +111,16 @@ def test_the_block_manager_knows_no_array_library_but_numpy(path):
 def test_optional_packages_are_imported_in_calls_only(path):
     """Files of a backend that needs such a package are imported when it is asked for."""
     if part_of(path) == "backends" and path.relative_to(PACKAGE).parts[1] not in (
-        *("__init__.py", "api.py", "base.py", "registry.py", "merge.py", "xla", "reference"),
+        *(
+            "__init__.py",
+            "api.py",
+            "base.py",
+            "registry.py",
+            "merge.py",
+            "sharding.py",
+            "xla",
+            "reference",
+        ),
     ):
         return
     optional = {"torch", "triton", "transformers", "matplotlib", "libtpu", "optax", "hypothesis"}

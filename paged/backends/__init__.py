@@ -11,11 +11,13 @@ from paged.backends.registry import (
     load_backend,
     resolve,
 )
+from paged.backends.sharding import HeadSharded
 
 __all__ = [
     "AttentionOutput",
     "Backend",
     "Capabilities",
+    "HeadSharded",
     "KernelBackend",
     "Resolution",
     "Unavailable",

@@ -62,13 +62,19 @@ class Resolution:
     def allocate(
         self, num_blocks: int, block_size: int, *, dtype: str = "float32", **arrays: Any
     ) -> KVCache:
-        """A zero-filled cache for this spec; `arrays` as for `KVCache.allocate`."""
+        """A zero-filled cache for this spec; `arrays` as for `KVCache.allocate`.
+
+        It lies where the backend wants it, which one over several devices says by a method
+        `cache_sharding`, unless `sharding` is given.
+        """
         cache_spec = KVCacheSpec.of(self.spec, block_size=block_size, dtype=dtype)
         reasons = self.backend.unsupported(
             self.spec, self.layout, self.target, cache_spec=cache_spec
         )
         if reasons:
             raise UnsupportedError(f"backend {self.backend.name}: {'; '.join(reasons)}")
+        if (where := getattr(self.backend, "cache_sharding", None)) is not None:
+            arrays.setdefault("sharding", where(self.layout))
         return KVCache.allocate(cache_spec, self.layout, num_blocks, **arrays)
 
     def write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:

@@ -143,7 +143,8 @@ class Layout:
         """The array dimension to shard over KV heads; None where there is none (MLA)."""
         for index, dimension in enumerate(self.dimensions):
             if dimension[0] == "head":
-                return index
+                # Words take two dimensions in the place of one, and the last stands behind both.
+                return index + (self.words and index == len(self.dimensions) - 1)
         return None
 
     @property

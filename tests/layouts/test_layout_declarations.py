@@ -157,6 +157,11 @@ def test_an_own_layout_is_one_declaration():
 
 def test_kv_merged_outside_of_head_cannot_be_sharded_by_slicing():
     assert Layout("mine", "block slot (kv head) dim").sharding_axis is None
+    # An array has one dimension more where words are split off, before the last.
+    words = Layout("mine", "block slot dim (head kv)", words=True)
+    assert words.sharding_axis == 4
+    assert words.shape(5, KVCacheSpec(3, 8, 4, "bfloat16"))[4] == 6
+    assert Layout("mine", "block slot (head kv) dim", words=True).sharding_axis == 2
 
 
 @pytest.mark.parametrize(
