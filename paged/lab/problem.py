@@ -12,7 +12,6 @@ from paged.layouts import KVCache, Layout
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
 
-
 _LEAST_CACHE_BYTES = 256 << 20
 
 
