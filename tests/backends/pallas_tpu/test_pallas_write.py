@@ -9,8 +9,10 @@ from jax.sharding import SingleDeviceSharding
 
 from paged.backends import UnsupportedError
 from paged.backends.pallas_tpu import PallasTpuBackend
-from paged.backends.pallas_tpu import write as kernels
+from paged.backends.pallas_tpu import write as of_cells
+from paged.backends.pallas_tpu import write_latents as of_latents
 from paged.backends.pallas_tpu.write import write_cells
+from paged.backends.pallas_tpu.write_latents import write_latents
 from paged.dtypes import storage_dtype
 from paged.lab import TARGETS, Problem
 from paged.lab.compile import compile_call, target_device
@@ -22,8 +24,8 @@ BLOCKS, BLOCK_SIZE = 5, 16
 SLOTS = BLOCKS * BLOCK_SIZE
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
 TPUS = ("v4", "v5e", "v5p", "v6e", "v7x")
-# Cells of layout `pallas` and of `tpu_packed`.
-CELLS = ((8, 128), (4, 2, 128))
+# Cells of layout `pallas`, of `tpu_packed`, and latents.
+CELLS = ((8, 128), (4, 2, 128), (256,))
 
 needs_libtpu = pytest.mark.skipif(
     bool(missing(TARGETS["v6e"])), reason="libtpu is not installed: pip install libtpu"
@@ -68,18 +70,21 @@ def bits(array):
 def mappings():
     rng = np.random.default_rng(0)
     everywhere = rng.permutation(SLOTS)
-    mixed = np.where(rng.random(SLOTS) < 0.5, -1, everywhere)
-    return {
-        "nothing": np.full(11, -1),
+    few = {
+        "first": [0],
+        "last": [SLOTS - 1],
+        "past the end": [SLOTS, 3, 2**31 - 1, SLOTS - 1, SLOTS + 1],
+        "negative": [-1, 7, -2, -(2**31), 8],
+    }
+    # Of one length, so that each type is compiled once for all of them.
+    filled = {name: [*slots, *[-1] * (SLOTS - len(slots))] for name, slots in few.items()}
+    return filled | {
         "no tokens": np.zeros(0),
-        "first": np.zeros(1),
-        "last": np.array([SLOTS - 1]),
-        "past the end": np.array([SLOTS, 3, 2**31 - 1, SLOTS - 1, SLOTS + 1]),
-        "negative": np.array([-1, 7, -2, -(2**31), 8]),
+        "nothing": np.full(SLOTS, -1),
         "one group and one more": np.arange(9) + 12,
         "in order": np.arange(SLOTS),
         "in any order": everywhere,
-        "half of them": mixed,
+        "half of them": np.where(rng.random(SLOTS) < 0.5, -1, everywhere),
     }
 
 
@@ -88,36 +93,45 @@ def mappings():
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_named_slots_are_written_and_no_other_byte(cell, dtype, name, interpret):
     rng = np.random.default_rng(1)
-    slots = mappings()[name].astype(np.int32)
+    slots = np.array(mappings()[name], np.int32)
     before = random_bits(rng, (BLOCKS, BLOCK_SIZE, *cell), dtype)
     cells = random_bits(rng, (len(slots), *cell), dtype)
-    after = write_cells(
-        jnp.asarray(before), jnp.asarray(cells), jnp.asarray(slots), interpret=interpret
-    )
-    expected = bits(before).copy().reshape(SLOTS, *cell)
+    assert_written(before, cells, slots, interpret)
+
+
+def assert_written(before, cells, slots, interpret):
+    """The kernel's cache is the one before with the cells assigned, bit for bit."""
+    write = write_latents if cells.ndim == 2 else write_cells
+    after = write(jnp.asarray(before), jnp.asarray(cells), jnp.asarray(slots), interpret=interpret)
+    assert (after.shape, after.dtype) == (before.shape, before.dtype)
+    expected = bits(before).copy().reshape(SLOTS, *cells.shape[1:])
     kept = (slots >= 0) & (slots < SLOTS)
     expected[slots[kept]] = bits(cells)[kept]
-    np.testing.assert_array_equal(bits(after).reshape(SLOTS, *cell), expected)
+    np.testing.assert_array_equal(bits(after).reshape(expected.shape), expected)
     assert_no_races()
 
 
-def test_more_tokens_than_a_chunk_and_than_may_be_in_flight(monkeypatch, interpret):
-    monkeypatch.setattr(kernels, "_CHUNK", 16)
-    monkeypatch.setattr(kernels, "_IN_FLIGHT", 16)
-    write_cells.clear_cache()
+@pytest.fixture
+def small_sizes(monkeypatch):
+    """Sizes so small that few tokens pass through every state of the loops."""
+    monkeypatch.setattr(of_cells, "_CHUNK", 16)
+    monkeypatch.setattr(of_cells, "_IN_FLIGHT", 16)
+    monkeypatch.setattr(of_latents, "_TOKENS", 32)
+    monkeypatch.setattr(of_latents, "_BUFFERS", 2)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("cell", [(2, 128), (128,)], ids=str)
+@pytest.mark.usefixtures("small_sizes")
+def test_more_tokens_than_a_chunk_and_than_may_be_in_flight(cell, interpret):
     rng = np.random.default_rng(2)
     slots = np.where(rng.random(SLOTS) < 0.3, -1, rng.permutation(SLOTS)).astype(np.int32)
     slots = slots[: SLOTS - 3]
-    before = random_bits(rng, (BLOCKS, BLOCK_SIZE, 2, 128), "bfloat16")
-    cells = random_bits(rng, (len(slots), 2, 128), "bfloat16")
-    after = write_cells(
-        jnp.asarray(before), jnp.asarray(cells), jnp.asarray(slots), interpret=interpret
-    )
-    expected = bits(before).copy().reshape(SLOTS, 2, 128)
-    expected[slots[slots >= 0]] = bits(cells)[slots >= 0]
-    np.testing.assert_array_equal(bits(after).reshape(SLOTS, 2, 128), expected)
-    assert_no_races()
-    write_cells.clear_cache()
+    before = random_bits(rng, (BLOCKS, BLOCK_SIZE, *cell), "bfloat16")
+    cells = random_bits(rng, (len(slots), *cell), "bfloat16")
+    assert_written(before, cells, slots, interpret)
 
 
 def test_a_cache_smaller_than_a_group():
@@ -136,6 +150,11 @@ def test_what_does_not_fit_is_named():
         write_cells(cache, jnp.zeros((2, 2, 128)), slots)
     with pytest.raises(ValueError, match=r"cells: got bfloat16"):
         write_cells(cache, jnp.zeros((3, 2, 128), jnp.bfloat16), slots)
+    for shape in ((2, 12, 128), (2, 16, 64), (2, 16, 2, 128)):
+        with pytest.raises(ValueError, match=r"data: got shape .* multiple of 8 .* one of 128"):
+            write_latents(jnp.zeros(shape), jnp.zeros((3, shape[-1])), slots)
+    with pytest.raises(ValueError, match=r"latents: got float32\(2, 128\), .*\(3, 128\)"):
+        write_latents(cache[:, :, 0], jnp.zeros((2, 128)), slots)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -206,22 +225,29 @@ def test_a_tpu_writes_in_place(target):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tpu_neither_copies_nor_moves_the_cache(dtype):
-    device = target_device(TARGETS["v6e"])
-    sharding = SingleDeviceSharding(device)
-    packing = 4 // storage_dtype(dtype).itemsize
-    for cell in ((16, 128), (16, 256), (16 // packing, packing, 128), (1, packing, 256)):
-        data, cells, slots = (
-            jax.ShapeDtypeStruct(shape, of, sharding=sharding)
-            for shape, of in (
-                ((1024, 16, *cell), dtype),
-                ((16384, *cell), dtype),
-                ((16384,), jnp.int32),
+@pytest.mark.parametrize("target", TPUS)
+def test_a_tpu_neither_copies_nor_moves_the_cache(target):
+    """Read in the compiled program, for so many tokens that their slots come in chunks."""
+    sharding = SingleDeviceSharding(target_device(TARGETS[target]))
+    for dtype in DTYPES:
+        packing = 4 // storage_dtype(dtype).itemsize
+        for cell in ((16, 128), (16 // packing, packing, 256), (640,)):
+            data, cells, slots = (
+                jax.ShapeDtypeStruct(shape, of, sharding=sharding)
+                for shape, of in (
+                    ((1024, 16, *cell), dtype),
+                    ((20_000, *cell), dtype),
+                    ((20_000,), jnp.int32),
+                )
             )
-        )
-        done = jax.jit(write_cells, donate_argnums=0).lower(data, cells, slots).compile()
-        text = done.as_text()
-        assert "input_output_alias={ {}: (0, {}, may-alias) }" in text.splitlines()[0]
-        assert " copy(" not in text, cell
-        assert done.memory_analysis().temp_size_in_bytes < 1 << 20
+            write = write_latents if len(cell) == 1 else write_cells
+            done = jax.jit(write, donate_argnums=0).lower(data, cells, slots).compile()
+            head, *lines = done.as_text().splitlines()
+            assert "input_output_alias={ {}: (0, {}, may-alias) }" in head
+            copies = [line for line in lines if " copy(" in line or " copy-start(" in line]
+            sizes = f"[{','.join(map(str, data.shape))}]", f"[16384,{','.join(map(str, cell))}]"
+            assert not [line for line in copies if any(size in line for size in sizes)], cell
+            memory = done.memory_analysis()
+            assert memory.alias_size_in_bytes == np.prod(data.shape) * data.dtype.itemsize
+            # Words of the latents, but nothing of the cache's size.
+            assert memory.temp_size_in_bytes < 1 << 20
