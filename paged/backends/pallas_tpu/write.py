@@ -16,10 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Int
 
 # Tokens of one pass of the loop. A copy under a condition is predicated, not branched around, so
-# that the scheduler packs several together. Bundles scheduled a token, for 1 and 8 tokens a pass:
-# 28 and 8.8 on v4, 35 and 8.8 on v5e, 35 and 7.3 on v6e, 28 and 7.6 on v7x; a v6e's HBM moves 8 KV
-# heads of 128 in bfloat16 there and back in 8.7 cycles. One copy for 8 consecutive slots
-# saves nothing: that choice is predicated too, and a pass took 69 bundles on v6e instead of 58.
+# that the scheduler packs several together: bundles scheduled a token went from 28 to 8.9 on v4,
+# from 34 to 8.8 on v5e, from 33 to 7.3 on v6e (v5p: 7.3) and from 28 to 7.6 on v7x. v6e's HBM takes
+# 8.7 cycles to move 8 KV heads of 128 in bfloat16 there and back. One copy for 8 consecutive slots
+# would save nothing: that choice is predicated too, and a pass took 69 bundles on v6e, not 58.
 # libtpu 0.0.52, 2026-11-30.
 _GROUP = 8
 

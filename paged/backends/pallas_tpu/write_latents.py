@@ -16,6 +16,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Int, Shaped
 
+# A decode of 640 numbers in bfloat16 takes, in bundles scheduled, 75 a visit and 39 for its token
+# on v6e, 91 and 31 on v4; XLA's sort of 64 slots takes 2,810 and 1,761. libtpu 0.0.52, 2026-11-30.
+
 # Rows of a tile in HBM, whatever the type; see `paged.layouts.layout` for the source.
 _ROWS = 8
 _LANES = 128

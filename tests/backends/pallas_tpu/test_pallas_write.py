@@ -235,7 +235,8 @@ def test_a_tpu_neither_copies_nor_moves_the_cache(target):
             data, cells, slots = (
                 jax.ShapeDtypeStruct(shape, of, sharding=sharding)
                 for shape, of in (
-                    ((1024, 16, *cell), dtype),
+                    # Too large for the fast memories, into which XLA would move it for a while.
+                    ((16384, 16, *cell), dtype),
                     ((20_000, *cell), dtype),
                     ((20_000,), jnp.int32),
                 )
@@ -245,9 +246,10 @@ def test_a_tpu_neither_copies_nor_moves_the_cache(target):
             head, *lines = done.as_text().splitlines()
             assert "input_output_alias={ {}: (0, {}, may-alias) }" in head
             copies = [line for line in lines if " copy(" in line or " copy-start(" in line]
-            sizes = f"[{','.join(map(str, data.shape))}]", f"[16384,{','.join(map(str, cell))}]"
+            sizes = f"[{','.join(map(str, data.shape))}]", f"[262144,{','.join(map(str, cell))}]"
             assert not [line for line in copies if any(size in line for size in sizes)], cell
             memory = done.memory_analysis()
             assert memory.alias_size_in_bytes == np.prod(data.shape) * data.dtype.itemsize
-            # Words of the latents, but nothing of the cache's size.
-            assert memory.temp_size_in_bytes < 1 << 20
+            # Slots, and a word for each number of the new latents; nothing of the cache's size.
+            words = 20_000 * cell[0] * 4 if len(cell) == 1 else 0
+            assert memory.temp_size_in_bytes < words + (1 << 20)
