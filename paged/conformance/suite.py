@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,11 +11,14 @@ from paged.conformance.cases import CASES
 from paged.conformance.checks import CHECKS
 from paged.conformance.programs import release_programs
 from paged.conformance.report import Report, Result
+from paged.conformance.setup import Setup
 from paged.conformance.subject import Subject
 from paged.conformance.verdict import NotRun, Refused, Violation
 from paged.layouts import Layout, get_layout
 
 DEFAULT_DTYPES = ("float32", "bfloat16")
+
+_PLAIN = Setup(sequences=())
 
 Progress = Callable[[Result, int, int], None]
 """Called after each result with the number of results so far, and of all."""
@@ -124,6 +128,7 @@ def run_case(
     kind = "latent" if layout.is_latent else "kv"
     if case.only is not None and case.only != kind:
         return result("not_run", f"for {case.only} layouts")
+    case, note = fitted(subject, case, layout, dtype)
     try:
         error = CHECKS[case.check](subject, case, layout, dtype, seed)
     except Refused as refused:
@@ -134,4 +139,25 @@ def run_case(
         return result(
             "failed", str(violation), violation.error, violation.rule.key, violation.where
         )
-    return result("passed", error=error)
+    return result("passed", note, error=error)
+
+
+def fitted(subject: Subject, case: Case, layout: Layout, dtype: str) -> tuple[Case, str]:
+    """The case with heads as wide as the backend serves on this layout, and what changed.
+
+    Most cases are about something else than the width of heads, and a kernel for one width is to
+    meet them too.
+    """
+    setup = case.setup
+    if case.name.startswith("head_dim/") or setup.head_dim != _PLAIN.head_dim:
+        return case, ""
+    for head_dim in (setup.head_dim, 128, 256):
+        plainest = replace(_PLAIN, head_dim=head_dim)
+        cache_spec = plainest.cache_spec(layout, setup.storage(dtype))
+        asked = plainest.spec(layout)
+        if not subject.reasons(asked, layout, cache_spec=cache_spec, dtype=dtype):
+            if head_dim == setup.head_dim:
+                break
+            note = f"head_dim {head_dim}: {setup.head_dim} is refused on this layout"
+            return replace(case, setup=replace(setup, head_dim=head_dim)), note
+    return case, ""

@@ -299,7 +299,7 @@ class Layout:
                 torch a slot is past the end. Under JAX such a slot writes nothing.
         """
         sizes = self.sizes(arrays.shape(data))
-        rows = self._rows(key, value, arrays.shape(data), dtype_name(arrays.dtype(data)))
+        rows = self.cells(data, key, value)
         slot_mapping = _checked_slots(data, slot_mapping, sizes["block"] * sizes["slot"])
         # One row for many slots would be broadcast without a word.
         if key.shape[0] != slot_mapping.shape[0]:
@@ -314,6 +314,23 @@ class Layout:
             block_axis=self.block_axis,
             slot_axis=self.dimensions.index(("slot",)),
         )
+
+    def cells(self, data: Any, key: Any, value: Any) -> Any:
+        """New tokens as the cache keeps them, padding included, for whoever writes by itself.
+
+        Args:
+            data: the cache in this layout; only its shape and dtype matter.
+            key: `[tokens, head, dim]`; for a latent cache `[tokens, 1, latent]`.
+            value: `[tokens, head, dim]`; None for a latent cache.
+
+        Returns:
+            `[tokens, *the dimensions of data without block and slot]`, in the cache's dtype.
+
+        Raises:
+            ValueError: shapes do not fit, or a quantised cache is given rows not yet quantised.
+        """
+        rows = self._rows(key, value, arrays.shape(data), dtype_name(arrays.dtype(data)))
+        return arrays.cast(rows, data)
 
     def padded(self, plain: Any) -> Any:
         """An array in this layout's pattern, with the padding that it lacks: zeros."""

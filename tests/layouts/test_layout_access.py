@@ -245,3 +245,25 @@ def test_gather_refuses_ids_out_of_range(ids, message, library):
     for given in (ids, np.array(ids)):
         with pytest.raises(ValueError, match=re.escape(message)):
             layout.gather(data, given)
+
+
+def test_cells_are_the_new_tokens_as_a_write_leaves_them(layout, dtype, library):
+    shape = layout.shape(BLOCKS, spec_for(layout, dtype))
+    data = library.array(np.zeros(shape, storage_dtype(dtype)))
+    key, value = rows_for(layout, dtype, 3)
+    given = [None if rows is None else library.array(rows) for rows in (key, value)]
+    slots = np.array([2, 9, 19], np.int32)
+    cells = library.bits(layout.cells(data, *given))
+    written = library.bits(layout.write(data, *given, library.array(slots)))
+    axes = (layout.block_axis, layout.dimensions.index(("slot",)))
+    by_slot = np.moveaxis(written, axes, (0, 1)).reshape(BLOCKS * BLOCK_SIZE, *cells.shape[1:])
+    np.testing.assert_array_equal(cells, by_slot[slots])
+
+
+def test_cells_refuse_what_a_write_refuses(layout):
+    data = np.zeros(layout.shape(BLOCKS, spec_for(layout, "int8")), np.int8)
+    key, value = rows_for(layout, "float32", 3)
+    with pytest.raises(ValueError, match=r"key: got dtype float32, expected int8"):
+        layout.cells(data, key, value)
+    with pytest.raises(ValueError, match=r"key: got shape \(3, 8\)"):
+        layout.cells(data, key[:, 0], value)

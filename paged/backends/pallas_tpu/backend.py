@@ -15,6 +15,7 @@ from paged.backends.pallas_tpu.interpreting import strict, watching
 from paged.backends.pallas_tpu.ragged import ragged_attention
 from paged.backends.pallas_tpu.tiling import Tilings, choose_tilings
 from paged.backends.pallas_tpu.trips import loop_trips
+from paged.backends.pallas_tpu.write import write_cells
 from paged.backends.xla.quantize import to_storage
 from paged.layouts import PALLAS, TPU_PACKED, KVCache, Layout
 from paged.metadata import AttentionMetadata
@@ -24,7 +25,7 @@ from paged.spec import AttentionSpec, KVCacheSpec
 class PallasTpuBackend(KernelBackend):
     """Ragged attention on TPUs v4 to v7x.
 
-    Writing is XLA's scatter through the layout, in place where the cache is donated.
+    Both calls are kernels; writing is in place where the cache is donated.
 
     Args:
         interpret: True, or `InterpretParams`, runs the kernels by an interpreter on any host.
@@ -67,21 +68,18 @@ class PallasTpuBackend(KernelBackend):
         reasons = super().unsupported(
             spec, layout, target, cache_spec=cache_spec, query_dtype=query_dtype
         )
-        if not reasons and cache_spec is not None and not _is_dense(layout, cache_spec):
-            rows = 2 * cache_spec.num_kv_heads
-            reasons.append(
-                f"layout {layout.name} with {rows} rows of {cache_spec.dtype} a token, which a TPU "
-                f"pads between tokens, accepted: {TPU_PACKED.name}"
-            )
+        if not reasons and cache_spec is not None:
+            reasons += _gaps(layout, cache_spec)
         return reasons
 
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
+        self._refuse(_gaps(cache.layout, _cache_spec(cache)))
         stored_key = to_storage(jnp.asarray(key), cache.k_scale, cache.dtype)
         stored_value = to_storage(jnp.asarray(value), cache.v_scale, cache.dtype)
-        data = cache.layout.write(
-            jnp.asarray(cache.data), stored_key, stored_value, jnp.asarray(slot_mapping)
-        )
-        return cache.with_data(data)
+        data = jnp.asarray(cache.data)
+        cells = cache.layout.cells(data, stored_key, stored_value)
+        slots = jnp.asarray(slot_mapping)
+        return cache.with_data(write_cells(data, cells, slots, interpret=self.interpret))
 
     def _attend(
         self,
@@ -132,15 +130,27 @@ class PallasTpuBackend(KernelBackend):
         )
 
 
-def _is_dense(layout: Layout, cache_spec: KVCacheSpec) -> bool:
-    """Whether a block's rows lie without gaps, so that the kernel may read them as one matrix.
+def _gaps(layout: Layout, cache_spec: KVCacheSpec) -> list[str]:
+    """Why the kernels cannot serve a cache whose rows a TPU pads; [] where it does not.
 
-    Lanes are not rows: a head_dim of 64 leaves half of each row empty, and every row is whole.
+    XLA keeps a larger cache of that kind in an order of dimensions that saves the padding, with
+    blocks or slots innermost, and copies all of it before and after each call of a kernel.
+    Compiled for v4 and v6e: 6 and 12 rows of 128 from 64 blocks on, 16 rows of 64 from 1,024
+    blocks on; libtpu 0.0.52, 2026-11-30.
     """
-    whole_lanes = KVCacheSpec(
-        num_kv_heads=cache_spec.num_kv_heads,
-        head_dim=max(cache_spec.head_dim, 128),
-        block_size=cache_spec.block_size,
-        dtype=cache_spec.dtype,
+    if layout.page_bytes(cache_spec, target="tpu") == layout.page_bytes(cache_spec):
+        return []
+    return [
+        f"layout {layout.name} with {2 * cache_spec.num_kv_heads} rows of {cache_spec.head_dim} "
+        f"{cache_spec.dtype} a token, which a TPU pads, accepted: {TPU_PACKED.name}"
+    ]
+
+
+def _cache_spec(cache: KVCache) -> KVCacheSpec:
+    """What the cache keeps, its padding counted."""
+    return KVCacheSpec(
+        num_kv_heads=cache.num_kv_heads,
+        head_dim=cache.head_dim,
+        block_size=cache.block_size,
+        dtype=cache.dtype,
     )
-    return layout.page_bytes(whole_lanes, target="tpu") == layout.page_bytes(whole_lanes)
