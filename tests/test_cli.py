@@ -276,7 +276,7 @@ def test_a_stream_for_a_person_is_of_one_prompt():
     [
         (("--layout", "nhd"), "layout: got 'nhd', expected one of flash_attn"),
         (("--layout", "mla"), "backend: none serves layout mla on cpu"),
-        (("--backend", "cuda"), "backend: got 'cuda', expected one of xla"),
+        (("--backend", "cuda"), "backend: got 'cuda', expected one of pallas_tpu"),
         (("--num-blocks", "1"), "num_blocks: got 1, expected an integer of at least 2"),
     ],
 )

@@ -196,7 +196,7 @@ def test_write_names_its_slots_only_and_keeps_its_input(layout):
     after = ReferenceBackend().write(cache, rows, None if latent else rows + 100, slots)
     assert np.isnan(before).all()
     assert after.data is not before
-    keys, values = after.layout.views(after.data)
+    keys, values = after.layout.views(after.data, head_dim=3)
     assert keys[2, 1, 0].tolist() == [0, 1, 2]
     assert keys[1, 0, 0].tolist() == [6, 7, 8]
     if not latent:

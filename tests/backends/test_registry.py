@@ -100,7 +100,8 @@ def test_auto_lists_every_backend_with_its_reasons():
     message = str(caught.value)
     assert "none serves layout pallas on cpu" in message
     for name in backend_names():
-        assert f"{name}: layout pallas is for keys and values" in message
+        reasons = message.partition(f"{name}: ")[2].partition(" | ")[0]
+        assert "layout pallas is for keys and values" in reasons
 
 
 def test_the_target_decides_and_not_the_host():
@@ -132,7 +133,9 @@ def test_what_was_passed_over_is_kept(third_party, monkeypatch):
     monkeypatch.setattr(registry, "_BUILTIN", priority)
     chosen = resolve(SPEC)
     assert chosen.backend.name == "xla"
-    assert chosen.passed_over == {"missing": ["needs no_such_package, which is not installed"]}
+    missing = {"missing": ["needs no_such_package, which is not installed"]}
+    assert chosen.passed_over.items() >= missing.items()
+    assert all(chosen.passed_over.values())
 
 
 @pytest.mark.parametrize(

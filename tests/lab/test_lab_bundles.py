@@ -83,8 +83,8 @@ def test_a_bundle_knows_where_it_jumps():
         jumps = {index: bundle.jumps for index, bundle in enumerate(bundles) if bundle.jumps}
         first, second = 1 + (empty > 0), 3 + (empty > 0)
         assert list(jumps.values()) == [(13 + empty,), (second,), (first,)]
-    with pytest.raises(ValueError, match="region 99, which is nowhere"):
-        parse_bundles(ISSUED.replace("$region8 ", "$region99 "))
+    unmarked = parse_bundles(ISSUED.replace("$region8 ", "$region99 "))
+    assert sum(len(bundle.jumps) for bundle in unmarked) == 2
 
 
 def test_loops_nest_and_end_after_the_delay_of_their_branch():

@@ -1,5 +1,7 @@
 """Figures per token, worked by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from paged.backends.loops import LoopTrips
@@ -69,9 +71,11 @@ def test_a_problem_is_a_step_in_shapes():
     problem = Problem(SPEC, FLASHINFER, block_size=16, num_seqs=3, kv_tokens=40, query_len=2)
     query, cache, metadata, sinks = problem.attend_arguments()
     assert query.shape == (6, 32, 128)
-    # 3 blocks each, and the null block.
-    assert cache.data.shape == (10, 2, 16, 8, 128)
+    # 3 blocks each; the cache has more, so that it does not fit into a TPU's VMEM.
+    assert cache.data.shape == (256 * 2**20 // (2 * 16 * 8 * 128 * 2), 2, 16, 8, 128)
     assert metadata.block_table.shape == (3, 3)
+    many = replace(problem, num_seqs=64, kv_tokens=1024).attend_arguments()[1]
+    assert many.data.shape[0] == 64 * 64 + 1
     assert (metadata.max_query_len, metadata.max_seq_len, sinks) == (2, 40, None)
     metadata.static_validate(query=query, cache=cache, spec=SPEC)
     _, key, value, slots = problem.write_arguments()

@@ -37,13 +37,21 @@ def walk(
     if spec.window is not None:
         start_block = jnp.maximum(first - (spec.window - 1), 0) // block_size
     blocks = jnp.where(last < 0, 0, last // block_size + 1 - start_block)
-    per_tile = (tiles.sequence, first, queries, start_block, blocks)
-    padding = -first.shape[0] % tiling.group
-    padded = [jnp.pad(each, (0, padding)) for each in per_tile]
-    chunks = count_chunks(
-        padded[-1], tiling.group, tiling.chunk // tiling.piece, tiling.piece // block_size
+
+    def whole_groups(each: jax.Array) -> jax.Array:
+        return jnp.pad(each, (0, -first.shape[0] % tiling.group))
+
+    blocks = whole_groups(blocks)
+    pieces, piece_blocks = tiling.chunk // tiling.piece, tiling.piece // block_size
+    return Walk(
+        sequence=whole_groups(tiles.sequence),
+        first=whole_groups(first),
+        queries=whole_groups(queries),
+        start_block=whole_groups(start_block),
+        blocks=blocks,
+        chunks=count_chunks(blocks, tiling.group, pieces, piece_blocks),
+        block_table=metadata.block_table.reshape(-1),
     )
-    return Walk(*padded, chunks, metadata.block_table.reshape(-1))
 
 
 def query_index(spec: AttentionSpec, cells: Cells, rows: int) -> Int[np.ndarray, "M 1"]:

@@ -92,7 +92,7 @@ def choose_tilings(
         chunk=chunk,
         piece=piece,
         step=piece,
-        group=min(4 if is_interpreted else _GROUP, metadata.num_seqs),
+        group=min(2 if is_interpreted else _GROUP, metadata.num_seqs),
     )
     rows = max(1, min(metadata.max_query_len, _ROWS // (spec.group_size * cells.heads_per_step)))
     # Whole sublanes: 8 queries of any group size fill them.

@@ -71,7 +71,8 @@ def _stream(blocks: Sequence[int], block_size: int, tiling: Tiling) -> Chunks:
     """The chunks of items with so many blocks."""
     piece_blocks = tiling.piece // block_size
     chunk_blocks = tiling.chunk // block_size
-    found, begun = Chunks(), []
+    found = Chunks()
+    begun: list[int | None] = []
     for start in range(0, len(blocks), tiling.group):
         left = [count for count in blocks[start : start + tiling.group] if count]
         while left:
@@ -92,7 +93,8 @@ def _stream(blocks: Sequence[int], block_size: int, tiling: Tiling) -> Chunks:
                 found.mixed_blocks += taken
                 begun.append(taken)
             left = [count for count in left if count]
-    found.begun = (*begun, None, None)[:2]
+    first, second, *_ = (*begun, None, None)
+    found.begun = (first, second)
     return found
 
 

@@ -11,7 +11,7 @@ import importlib.util
 import linecache
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +48,8 @@ def clone(backend: type, mutant: Mutant | None = None) -> Any:
         copy = _over_layouts(copy, modules.load("paged.layouts.layout").Layout)
     if mutant is not None and not modules.is_loaded(mutant.module):
         raise ImportError(f"mutant {mutant.name!r}: {backend.__name__} never imports its module")
-    return copy()
+    # A kernel for hardware is tried by its interpreter, as the suite tries it.
+    return getattr(copy(), "interpreted", copy)()
 
 
 class _PrivateModules:
@@ -144,11 +145,15 @@ def _package_of(backend: type) -> list[str]:
     return [package, *(info.name for info in below)]
 
 
+def _fields(layout: Any) -> dict[str, Any]:
+    return {field.name: getattr(layout, field.name) for field in fields(layout)}
+
+
 def _over_layouts(backend: Any, layout_class: type) -> Any:
     """The backend's class, given caches whose layout is of another class."""
 
     def swapped(cache: Any) -> Any:
-        return replace(cache, layout=layout_class(cache.layout.name, cache.layout.pattern))
+        return replace(cache, layout=layout_class(**_fields(cache.layout)))
 
     class OverLayouts(backend):
         def _write(self, cache: Any, *rest: Any) -> Any:
