@@ -76,7 +76,7 @@ class KernelBackend(ABC):
     """
 
     name: ClassVar[str]
-    platform: ClassVar[str]
+    platform: str
     layouts: ClassVar[tuple[Layout, ...]]
     any_layout: ClassVar[bool] = False
     capabilities: ClassVar[Capabilities] = Capabilities()

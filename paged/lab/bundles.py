@@ -165,7 +165,7 @@ def parse_bundles(text: str) -> list[Bundle]:
         for region in _REGION.findall(line):
             starts.setdefault(region, index)
     bundles: list[Bundle] = []
-    for index, line in enumerate(lines):
+    for line in lines:
         jumps: list[int] = []
         for number, region in _BRANCH.findall(line):
             # A region that was emptied may have lost its mark, never a loop's: `read_kernel` sees

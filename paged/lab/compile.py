@@ -16,6 +16,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSharding
 
 from paged.backends import Backend, UnsupportedError
+from paged.backends.loops import LoopTrips
 from paged.lab.cuda import CudaTarget
 from paged.lab.problem import Problem
 from paged.lab.requirements import require
@@ -50,6 +51,7 @@ class Compiled:
         alias_bytes: HBM of results that take an argument's place.
         temp_bytes: HBM beside them.
         code_bytes: the program.
+        trips: the backend's word on how often its loops run on this target.
     """
 
     status: Status
@@ -60,6 +62,7 @@ class Compiled:
     alias_bytes: int | None = None
     temp_bytes: int | None = None
     code_bytes: int | None = None
+    trips: tuple[LoopTrips, ...] = ()
 
 
 def target_device(target: Target) -> Any:
@@ -110,6 +113,7 @@ def compile_call(backend: Backend, problem: Problem, target: Target, call: Call)
     try:
         with jax.sharding.use_abstract_mesh(_abstract_mesh(device, target)):
             done = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
+            trips = trip_rules(backend, problem) if call == "attend" else ()
     except UnsupportedError as error:
         return Compiled("refused", reason=one_line(str(error)))
     except _COMPILE_ERRORS as error:
@@ -124,7 +128,17 @@ def compile_call(backend: Backend, problem: Problem, target: Target, call: Call)
         alias_bytes=getattr(memory, "alias_size_in_bytes", None),
         temp_bytes=getattr(memory, "temp_size_in_bytes", None),
         code_bytes=getattr(memory, "generated_code_size_in_bytes", None),
+        trips=trips,
     )
+
+
+def trip_rules(backend: Backend, problem: Problem) -> tuple[LoopTrips, ...]:
+    """What the backend tells about its loops; nothing from one without the hook."""
+    hook = getattr(backend, "lab_trips", None)
+    if hook is None:
+        return ()
+    query, cache, metadata, _ = problem.attend_arguments()
+    return tuple(hook(query, cache, metadata, problem.spec))
 
 
 def one_line(text: str) -> str:

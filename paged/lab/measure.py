@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paged.backends import Backend
-from paged.backends.loops import LoopTrips
 from paged.lab.bundles import KernelCounts, read_kernel
 from paged.lab.compile import Call, Compiled, Status, refusals
 from paged.lab.dump import Dump, Job, dumps
@@ -159,15 +158,6 @@ def measure(
     return [found[index] for index in range(len(asks))]
 
 
-def trip_rules(backend: Backend, problem: Problem) -> tuple[LoopTrips, ...]:
-    """What the backend tells about its loops; nothing from one without the hook."""
-    hook = getattr(backend, "lab_trips", None)
-    if hook is None:
-        return ()
-    query, cache, metadata, _ = problem.attend_arguments()
-    return tuple(hook(query, cache, metadata, problem.spec))
-
-
 def _measured(job: Job, dump: Dump, target: Target) -> Measurement:
     backend, problem = job.backend, job.problem
     program = dump.program
@@ -180,7 +170,7 @@ def _measured(job: Job, dump: Dump, target: Target) -> Measurement:
     custom = tuple(kernel for kernel in counts if kernel.name in program.custom)
     kernels = custom or tuple(counts)
     outside = tuple(kernel for kernel in counts if kernel not in kernels)
-    rules = trip_rules(backend, problem) if job.call == "attend" else ()
+    rules = dump.compiled.trips
     copies = dump.copies or {}
 
     def per_token(some: tuple[KernelCounts, ...]) -> Total | Unknown:

@@ -12,6 +12,7 @@ from paged.backends.base import Capabilities, KernelBackend
 from paged.backends.loops import LoopTrips
 from paged.backends.pallas_tpu.cells import Cells
 from paged.backends.pallas_tpu.interpreting import strict, watching
+from paged.backends.pallas_tpu.plan import LANES
 from paged.backends.pallas_tpu.ragged import ragged_attention
 from paged.backends.pallas_tpu.tiling import Tilings, choose_tilings
 from paged.backends.pallas_tpu.trips import loop_trips
@@ -20,6 +21,9 @@ from paged.backends.xla.quantize import to_storage
 from paged.layouts import PALLAS, TPU_PACKED, KVCache, Layout
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
+
+_MOST_LANES = 256
+"""Widest head: a key and its query's products fill a matrix unit of a v6e or v7x."""
 
 
 class PallasTpuBackend(KernelBackend):
@@ -38,12 +42,13 @@ class PallasTpuBackend(KernelBackend):
     capabilities = Capabilities(
         query_dtypes=("float32", "bfloat16"),
         cache_dtypes=("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"),
-        head_dims=(64, 128, 256),
         block_sizes=(16, 32, 64, 128, 256),
     )
 
     def __init__(self, *, interpret: Any = False, tilings: Tilings | None = None) -> None:
         self.interpret = interpret
+        if interpret:
+            self.platform = "any"
         self.tilings = tilings
 
     def interpreted(self) -> "PallasTpuBackend":
@@ -133,16 +138,22 @@ class PallasTpuBackend(KernelBackend):
 def _gaps(layout: Layout, cache_spec: KVCacheSpec) -> list[str]:
     """Why the kernels cannot serve a cache whose rows a TPU pads; [] where it does not.
 
+    Rows of 256 are not padded, but lie in tiles of 8 rows by 128, words of two rows apart.
+
     XLA keeps a larger cache of that kind in an order of dimensions that saves the padding, with
     blocks or slots innermost, and copies all of it before and after each call of a kernel.
     Compiled for v4 and v6e: 6 and 12 rows of 128 from 64 blocks on, 16 rows of 64 from 1,024
     blocks on; libtpu 0.0.52, 2026-11-30.
     """
-    if layout.page_bytes(cache_spec, target="tpu") == layout.page_bytes(cache_spec):
+    if cache_spec.head_dim > _MOST_LANES:
+        return [f"head_dim {cache_spec.head_dim}, accepted: up to {_MOST_LANES}"]
+    is_dense = layout.page_bytes(cache_spec, target="tpu") == layout.page_bytes(cache_spec)
+    if layout.words or (is_dense and cache_spec.head_dim == LANES):
         return []
     return [
         f"layout {layout.name} with {2 * cache_spec.num_kv_heads} rows of {cache_spec.head_dim} "
-        f"{cache_spec.dtype} a token, which a TPU pads, accepted: {TPU_PACKED.name}"
+        f"{cache_spec.dtype} a token, not whole words of {LANES} lanes, accepted: "
+        f"{TPU_PACKED.name}"
     ]
 
 

@@ -31,7 +31,7 @@ from paged.backends.pallas_tpu.tiles import (
     to_tokens,
     walk,
 )
-from paged.backends.pallas_tpu.tiling import Tiling, Tilings
+from paged.backends.pallas_tpu.tiling import Tiling, Tilings, vmem_bytes
 from paged.backends.xla.tiles import Tiles, cut
 from paged.layouts import KVCache
 from paged.metadata import AttentionMetadata
@@ -171,7 +171,7 @@ def _vmem_limit(plan: Plan) -> int:
     state = rows * 4 * (lanes + 2 * LANES)
     blocks = 2 * rows * 4 * (plan.columns + lanes + LANES)
     logits = plan.steps * plan.height * tiling.chunk * 6
-    return buffers + state + blocks + logits + (6 << 20)
+    return min(buffers + state + blocks + logits + (6 << 20), vmem_bytes())
 
 
 def _row_numbers(

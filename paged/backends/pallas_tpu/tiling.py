@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jax.experimental.pallas import tpu as pltpu
+
 from paged.backends.pallas_tpu.cells import Cells
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
@@ -22,8 +24,11 @@ _GROUP = 32
 # use the matrix unit in full on every generation, and their float32 logits stay small beside VMEM.
 _ROWS = 256
 
-# Two buffers of a chunk. VMEM is 16 MiB on v4, the smallest; 64 to 128 MiB elsewhere.
+# Two buffers of a chunk: as much as 2,048 tokens of 8 KV heads of 128 in bfloat16 take, and no more
+# than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere.
 _CHUNK_BYTES = 20 << 20
+_CHUNK_SHARE = 0.6
+_LEAST_VMEM = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,17 @@ def choose_tilings(
 
 def _fit(chunk: int, least: int, cells: Cells, tokens: int) -> int:
     """No more than VMEM holds, and not twice the tokens that there are."""
-    while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > _CHUNK_BYTES:
+    room = min(_CHUNK_BYTES, int(_CHUNK_SHARE * vmem_bytes()))
+    while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > room:
         chunk //= 2
     while chunk // 2 >= max(tokens, least):
         chunk //= 2
     return max(chunk, least)
+
+
+def vmem_bytes() -> int:
+    """VMEM of the TPU that is compiled for; the least of any where nobody says which it is."""
+    try:
+        return pltpu.get_tpu_info().vmem_capacity_bytes
+    except ValueError:
+        return _LEAST_VMEM

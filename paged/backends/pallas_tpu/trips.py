@@ -67,7 +67,7 @@ def _items(
     return items * metadata.num_seqs
 
 
-def _stream(blocks: Sequence[int], block_size: int, tiling: Tiling) -> Chunks:
+def stream_of(blocks: Sequence[int], block_size: int, tiling: Tiling) -> Chunks:
     """The chunks of items with so many blocks."""
     piece_blocks = tiling.piece // block_size
     chunk_blocks = tiling.chunk // block_size
@@ -105,7 +105,7 @@ def _decode_trips(
 
     The grid is a loop only where there is more than one group.
     """
-    chunks = _stream([item.blocks for item in items], block_size, tiling)
+    chunks = stream_of([item.blocks for item in items], block_size, tiling)
     pieces = tiling.chunk // tiling.piece
     depth = 1 if num_seqs <= tiling.group else 2
 
@@ -140,7 +140,7 @@ def _prefill_trips(
     tiles: Sequence[Item], spec: AttentionSpec, block_size: int, tiling: Tiling
 ) -> Iterator[LoopTrips]:
     """The grid, its chunks, and in each the steps without a mask, then those with one."""
-    chunks = _stream([tile.blocks for tile in tiles], block_size, tiling)
+    chunks = stream_of([tile.blocks for tile in tiles], block_size, tiling)
     whole = masked = 0
     for tile in tiles:
         start = tile.start_block * block_size
