@@ -99,11 +99,12 @@ class _PrivateModules:
                     f"import {name}: not redirected to a clone, write from ... import"
                 )
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        if name in self._names:
+        own = [item for item in fromlist if f"{name}.{item}" in self._names]
+        # A package that only leads to its modules is not executed: it may be under way itself.
+        if name in self._names and len(own) < len(fromlist):
             module = self.load(name)
         else:
             module = builtins.__import__(name, globals, locals, fromlist, level)
-        own = [item for item in fromlist if f"{name}.{item}" in self._names]
         if not own:
             return module
         # `from package import module`: what is asked for, without touching the package.

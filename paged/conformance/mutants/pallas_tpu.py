@@ -141,10 +141,10 @@ MUTANTS: tuple[Mutant, ...] = (
         likely=_DECODES,
     ),
     _stream(
-        "a piece begins where the one before began",
+        "pieces of a long sequence all begin where the chunk begins",
         "blocks",
-        before="jnp.where(is_last, 0, offset + count)",
-        after="jnp.where(is_last, 0, count)",
+        before="Piece(item, offset + piece * self.piece_blocks, self.piece_blocks)",
+        after="Piece(item, offset, self.piece_blocks)",
         likely=("lengths/*",),
     ),
     _cells(
