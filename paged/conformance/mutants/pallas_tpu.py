@@ -222,13 +222,6 @@ MUTANTS: tuple[Mutant, ...] = (
         before="jnp.float32(spec.scale * unit)",
         after="jnp.float32(1.01 * spec.scale * unit)",
     ),
-    _ragged(
-        "decodes counted among the others",
-        "rows",
-        before="is_decode = jnp.diff(metadata.query_start_loc) == 1",
-        after="is_decode = jnp.diff(metadata.query_start_loc) <= 2",
-        likely=("batch/*", "lengths/*"),
-    ),
     _tiles(
         "results of tokens of no sequence kept",
         "rows",
