@@ -38,6 +38,8 @@ class Cells:
         dtype: storage type by name.
         by_value: whether values are reinterpreted, not refs: `InterpretParams` knows only those,
             and a TPU would need 16 loads instead of one.
+        is_interpreted: whether an interpreter runs the kernel: none knows how to store through a
+            reinterpreted ref.
     """
 
     num_kv_heads: int
@@ -45,6 +47,7 @@ class Cells:
     lanes: int
     dtype: str
     by_value: bool = False
+    is_interpreted: bool = False
 
     @property
     def packing(self) -> int:
@@ -122,7 +125,7 @@ class Cells:
     def blank(self, buffer: Any, begin: Any, end: Any) -> None:
         """Zeroes the tokens of a buffer that are not in `[begin, end)`."""
         tokens = buffer.shape[0]
-        if self.by_value:
+        if self.is_interpreted:
             token = lax.broadcasted_iota(jnp.int32, buffer.shape, 0)
             inside = jnp.logical_and(token >= begin, token < end)
             buffer[...] = jnp.where(inside, buffer[...], jnp.zeros_like(buffer[...]))

@@ -9,6 +9,8 @@ without the ring 2,668, with all logits first 4,053 for half of the columns.
 Keys that every query of the tile sees take a path without masks.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from paged.backends.pallas_tpu.cells import KEY, VALUE
-from paged.backends.pallas_tpu.columns import ring_slots, unit, width
+from paged.backends.pallas_tpu.columns import unit, width
 from paged.backends.pallas_tpu.plan import SUBLANES, Plan
 from paged.backends.pallas_tpu.products import LOG2_E
 from paged.backends.pallas_tpu.rows import Rows
@@ -46,71 +48,135 @@ class _Unit(NamedTuple):
 
 
 def take_in(
-    plan: Plan, stream: Stream, slot: Any, query: Any, rows: Rows, state: State, *work: Any
+    plan: Plan,
+    stream: Stream,
+    slot: Any,
+    query: Any,
+    rows: Rows,
+    state: State,
+    *work: Any,
+    is_first: Any,
+    is_last: Any,
 ) -> None:
-    """Takes in a chunk; see `decode.take_in`.
+    """Takes in a chunk, and waits for the next one of the tile.
 
     Args:
         plan: static sizes.
-        stream: where the chunk came from.
-        slot: the buffer that it is in.
+        stream: where the chunk comes from.
+        slot: the buffer that it is in, or comes to if it is the first.
         query: ref `[1, num_kv_heads, lanes, M]`.
         rows: numbers of each column.
         state: what is kept of the tile.
         work: see `Work`.
+        is_first: whether it is the tile's first chunk.
+        is_last: whether it is the tile's last chunk.
     """
     ring, bias = Work(*work)
-    held = stream.piece(slot, 0)
-    walk = stream.walk
-    first = walk.first[held.item]
-    last = first + walk.queries[held.item] - 1
-    start = (walk.start_block[held.item] + held.offset) * plan.block_size
-    tokens, window = plan.tiling.step, plan.spec.window
-    end = jnp.minimum(last + 1 - start, plan.tiling.chunk)
-    last_step = lax.div(end - 1, tokens)
-    units = _units(plan)
-    ahead = min(_AHEAD, ring.shape[0])
+    slots, units, tokens = ring.shape[0], _units(plan), plan.tiling.step
+    ahead = min(_AHEAD, slots)
 
-    def buffer(index: Any) -> Any:
+    def buffer(slot: Any, index: Any) -> Any:
         offset = pl.multiple_of(index * tokens, tokens)
         return stream.buffers.at[slot, pl.ds(offset, tokens)]
 
-    def begin(number: int, index: Any) -> None:
-        ring[number % ring.shape[0]] = _products(plan, buffer(index), query, units[number])
+    def begin(number: int, keys: Any) -> None:
+        ring[number % slots] = _products(plan, keys, query, units[number])
+
+    def arrive(slot: Any) -> None:
+        stream.wait(slot)
+        _blank(plan, _span(plan, stream, slot), partial(buffer, slot))
+
+    @pl.when(is_first)
+    def _() -> None:
+        arrive(slot)
+        state.clear()
+        for number in range(ahead):
+            begin(number, buffer(slot, 0))
+
+    span = _span(plan, stream, slot)
 
     def step(index: Any, is_masked: bool) -> None:
         if is_masked:
-            bias[...] = _bias(plan, rows, start + index * tokens, first, last)
+            bias[...] = _bias(plan, rows, span, index * tokens)
+        is_end = index == span.last_step
+        # After the tile's last step the first units of that step are computed again, for nobody.
+        is_over = jnp.logical_and(is_end, jnp.logical_not(is_last))
+        after = buffer(
+            jnp.where(is_over, 1 - slot, slot),
+            jnp.where(is_over, 0, jnp.minimum(index + 1, span.last_step)),
+        )
         for number, each in enumerate(units):
-            products = ring[number % ring.shape[0]]
-            # Past the end the last step's are computed again, for nobody.
-            coming, later = divmod(number + ahead, len(units))
-            begin(later, jnp.minimum(index + coming, last_step))
+            products = ring[number % slots]
+            coming = number + ahead
+            begin(coming % len(units), buffer(slot, index) if coming < len(units) else after)
             hidden = bias[:, each.columns] if is_masked else None
-            _accumulate(plan, buffer(index), products, rows, state, each, hidden)
-
-    # What no query sees may hold anything, and 0 * NaN is NaN: it becomes 0 where it lies.
-    @pl.when(end < (last_step + 1) * tokens)
-    def _() -> None:
-        plan.cells.blank(buffer(last_step), 0, end - last_step * tokens)
-
-    if window is not None:
-        before = first + 1 - window - start
-
-        @pl.when(before > 0)
-        def _() -> None:
-            plan.cells.blank(buffer(0), before, tokens)
-
-    for number in range(ahead):
-        begin(number, 0)
+            _accumulate(plan, buffer(slot, index), products, rows, state, each, hidden)
 
     # Every query sees the keys up to the first one. A window has an edge at each query, so that
     # all of its steps are masked.
     whole = 0
-    if window is None:
-        whole = lax.div(jnp.clip(first + 1 - start, 0, plan.tiling.chunk), tokens)
-        lax.fori_loop(0, whole, lambda index, _: step(index, False), None)
-    lax.fori_loop(whole, last_step + 1, lambda index, _: step(index, True), None)
+    if plan.spec.window is None:
+        seen_by_all = jnp.clip(span.first + 1 - span.start, 0, plan.tiling.chunk)
+        whole = lax.div(seen_by_all, tokens)
+
+    def part(number: Any, _: None) -> None:
+        """All steps but the last, then the last one: it looks ahead into the next chunk."""
+
+        @pl.when(jnp.logical_and(number == 1, jnp.logical_not(is_last)))
+        def _() -> None:
+            arrive(1 - slot)
+
+        low = number * span.last_step
+        high = span.last_step + number
+        if plan.spec.window is None:
+            lax.fori_loop(low, jnp.minimum(high, whole), lambda index, _: step(index, False), None)
+        lax.fori_loop(jnp.maximum(low, whole), high, lambda index, _: step(index, True), None)
+
+    lax.fori_loop(0, 2, part, None)
+
+
+class _Span(NamedTuple):
+    """Where a chunk lies in its sequence.
+
+    Attributes:
+        start: position of its first token.
+        end: tokens before this one, counted from the start, are seen by some query.
+        first: position of the tile's first query.
+        last: position of its last query.
+        last_step: the step with token `end - 1`.
+    """
+
+    start: Any
+    end: Any
+    first: Any
+    last: Any
+    last_step: Any
+
+
+def _span(plan: Plan, stream: Stream, slot: Any) -> _Span:
+    held, walk = stream.piece(slot, 0), stream.walk
+    first = walk.first[held.item]
+    last = first + walk.queries[held.item] - 1
+    start = (walk.start_block[held.item] + held.offset) * plan.block_size
+    end = jnp.minimum(last + 1 - start, plan.tiling.chunk)
+    return _Span(start, end, first, last, lax.div(end - 1, plan.tiling.step))
+
+
+def _blank(plan: Plan, span: _Span, buffer: Callable[[Any], Any]) -> None:
+    """Zeroes what no query sees: it may hold anything, and 0 * NaN is NaN."""
+    tokens, window = plan.tiling.step, plan.spec.window
+    left = span.end - span.last_step * tokens
+
+    @pl.when(left < tokens)
+    def _() -> None:
+        plan.cells.blank(buffer(span.last_step), 0, left)
+
+    if window is not None:
+        before = span.first + 1 - window - span.start
+
+        @pl.when(before > 0)
+        def _() -> None:
+            plan.cells.blank(buffer(0), before, tokens)
 
 
 def finish(plan: Plan, rows: Rows, state: State, out: Any, lse: Any) -> None:
@@ -143,9 +209,9 @@ def _units(plan: Plan) -> list[_Unit]:
     return [_Unit(head, part) for head in range(plan.spec.num_kv_heads) for part in parts]
 
 
-def _bias(plan: Plan, rows: Rows, origin: Any, first: Any, last: Any) -> jax.Array:
-    """What is added to the logits so that each column sees its own keys."""
-    position = jnp.minimum(first + rows.query[...], last) - origin
+def _bias(plan: Plan, rows: Rows, span: _Span, offset: Any) -> jax.Array:
+    """What is added to a step's logits so that each column sees its own keys."""
+    position = jnp.minimum(span.first + rows.query[...], span.last) - (span.start + offset)
     shape = (plan.tiling.step, position.shape[1])
     key = lax.broadcasted_iota(jnp.int32, shape, 0)
     mask = key <= position
@@ -164,9 +230,7 @@ def _products(plan: Plan, buffer: Any, query: Any, each: _Unit) -> jax.Array:
 
 
 def _dot(plan: Plan, left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.dot(
-        left, right, precision=plan.precision, preferred_element_type=jnp.float32
-    )
+    return jnp.dot(left, right, precision=plan.precision, preferred_element_type=jnp.float32)
 
 
 def _accumulate(

@@ -250,7 +250,6 @@ def _kernel(
     )
     rows = Rows(factor, out_factor, sink, row_query)
     state = State(total_out, peak, total)
-    take_in = decode.take_in if plan.tiling.rows == 1 else prefill.take_in
     # Chunks used so far.
     used = Stream.state_size(plan.pieces)
 
@@ -259,19 +258,25 @@ def _kernel(
         counters[used] = 0
         stream.open()
 
-    def one(_index: Any, _: None) -> None:
+    def one(index: Any, _: None) -> None:
         slot = jnp.bitwise_and(counters[used], 1)
-        stream.wait(slot)
-        take_in(plan, stream, slot, query, rows, state, *work)
+        if plan.tiling.rows == 1:
+            stream.wait(slot)
+            decode.take_in(plan, stream, slot, query, rows, state)
+        else:
+            is_first, is_last = index == 0, index == chunks[group] - 1
+            each = (plan, stream, slot, query, rows, state, *work)
+            prefill.take_in(*each, is_first=is_first, is_last=is_last)
         stream.start_next()
         counters[used] += 1
 
     @pl.when(chunks[group] > 0)
     def _() -> None:
-        state.clear()
+        if plan.tiling.rows == 1:
+            state.clear()
         lax.fori_loop(0, chunks[group], one, None)
-        if plan.tiling.rows > 1:
+        if plan.tiling.rows == 1:
+            for item in range(plan.tiling.group):
+                finish(plan, item, rows, state, out, lse)
+        else:
             prefill.finish(plan, rows, state, out, lse)
-            return
-        for item in range(plan.tiling.group):
-            finish(plan, item, rows, state, out, lse)

@@ -12,7 +12,7 @@ _PIECE = 256
 _INTERPRETED_PIECE = 64
 # A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
 _DECODE_CHUNK = 2048
-_PREFILL_CHUNK = 1024
+_PREFILL_CHUNK = 512
 
 # Sequences whose queries and results are in VMEM together.
 _GROUP = 32
