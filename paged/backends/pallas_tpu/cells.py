@@ -124,7 +124,6 @@ class Cells:
 
     def blank(self, buffer: Any, begin: Any, end: Any) -> None:
         """Zeroes the tokens of a buffer that are not in `[begin, end)`."""
-        tokens = buffer.shape[0]
         if self.is_interpreted:
             token = lax.broadcasted_iota(jnp.int32, buffer.shape, 0)
             inside = jnp.logical_and(token >= begin, token < end)

@@ -23,6 +23,8 @@ from paged.spec import AttentionSpec
 # Columns of a weight tile of a v6e or v7x matrix unit, and of the logits computed at a time: 256
 # keys of them fill the 64 registers. 512 at a time took 2,655 bundles a step where 256 take 2,226.
 _UNIT = 256
+# Units that the ring has room for, twice those that are computed ahead.
+_RING = 8
 
 
 def width(spec: AttentionSpec, rows: int) -> int:
@@ -46,7 +48,8 @@ def shapes(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...
 def scratch(plan: Plan) -> list[Any]:
     """What `prefill` computes in; see `prefill.Work`."""
     tokens, columns = plan.tiling.step, width(plan.spec, plan.tiling.rows)
-    slots = ring_slots(plan.spec.num_kv_heads * (columns // unit(columns)))
+    parts = columns // unit(columns)
+    slots = parts * ring_heads(plan.spec.num_kv_heads, parts, _RING)
     return [
         pltpu.VMEM((slots, tokens, unit(columns)), jnp.float32),
         pltpu.VMEM((tokens, columns), jnp.float32),
@@ -61,9 +64,10 @@ def vmem_bytes(plan: Plan) -> int:
     return out + 2 * number + out * width + 2 * out + work + 2 * number
 
 
-def ring_slots(units: int) -> int:
-    """Logits kept at once: so many that each unit of a step has the same slot in every step."""
-    return max(slots for slots in range(1, 9) if units % slots == 0)
+def ring_heads(heads: int, parts: int, units: int) -> int:
+    """Heads of so many units: a divisor, so that each has the same slots in every step."""
+    wanted = max(1, units // parts)
+    return max(each for each in range(1, wanted + 1) if heads % each == 0)
 
 
 def query_index(spec: AttentionSpec, cells: Cells, rows: int) -> Int[np.ndarray, "1 M"]:

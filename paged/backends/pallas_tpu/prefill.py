@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from paged.backends.pallas_tpu.cells import KEY, VALUE
-from paged.backends.pallas_tpu.columns import unit, width
+from paged.backends.pallas_tpu.columns import ring_heads, unit, width
 from paged.backends.pallas_tpu.plan import SUBLANES, Plan
 from paged.backends.pallas_tpu.products import LOG2_E
 from paged.backends.pallas_tpu.rows import Rows
@@ -40,11 +40,6 @@ class Work(NamedTuple):
 
     ring: Any
     bias: Any
-
-
-class _Unit(NamedTuple):
-    head: int
-    columns: slice
 
 
 def take_in(
@@ -72,15 +67,18 @@ def take_in(
         is_last: whether it is the tile's last chunk.
     """
     ring, bias = Work(*work)
-    slots, units, tokens = ring.shape[0], _units(plan), plan.tiling.step
-    ahead = min(_AHEAD, slots)
+    heads, parts, tokens = plan.spec.num_kv_heads, _parts(plan), plan.tiling.step
+    ahead = ring_heads(heads, len(parts), _AHEAD)
 
     def buffer(slot: Any, index: Any) -> Any:
         offset = pl.multiple_of(index * tokens, tokens)
         return stream.buffers.at[slot, pl.ds(offset, tokens)]
 
-    def begin(number: int, keys: Any) -> None:
-        ring[number % slots] = _products(plan, keys, query, units[number])
+    def begin(head: int, part: slice, keys: jax.Array) -> None:
+        ring[at(head, part)] = _dot(plan, keys, query[0, head, :, part])
+
+    def at(head: int, part: slice) -> int:
+        return (head * len(parts) + parts.index(part)) % ring.shape[0]
 
     def arrive(slot: Any) -> None:
         stream.wait(slot)
@@ -90,8 +88,10 @@ def take_in(
     def _() -> None:
         arrive(slot)
         state.clear()
-        for number in range(ahead):
-            begin(number, buffer(slot, 0))
+        for head in range(ahead):
+            keys = _keys(plan, buffer(slot, 0), head)
+            for part in parts:
+                begin(head, part, keys)
 
     span = _span(plan, stream, slot)
 
@@ -105,12 +105,15 @@ def take_in(
             jnp.where(is_over, 1 - slot, slot),
             jnp.where(is_over, 0, jnp.minimum(index + 1, span.last_step)),
         )
-        for number, each in enumerate(units):
-            products = ring[number % slots]
-            coming = number + ahead
-            begin(coming % len(units), buffer(slot, index) if coming < len(units) else after)
-            hidden = bias[:, each.columns] if is_masked else None
-            _accumulate(plan, buffer(slot, index), products, rows, state, each, hidden)
+        for head in range(heads):
+            coming = (head + ahead) % heads
+            keys = _keys(plan, buffer(slot, index) if coming > head else after, coming)
+            values = _values(plan, buffer(slot, index), head)
+            for part in parts:
+                products = ring[at(head, part)]
+                begin(coming, part, keys)
+                hidden = bias[:, part] if is_masked else None
+                _accumulate(plan, products, hidden, values, rows, state, head, part)
 
     # Every query sees the keys up to the first one. A window has an edge at each query, so that
     # all of its steps are masked.
@@ -202,11 +205,10 @@ def finish(plan: Plan, rows: Rows, state: State, out: Any, lse: Any) -> None:
         lse[0, pl.ds(head, 1)] = top * jnp.float32(1 / LOG2_E) + jnp.log(denominator)
 
 
-def _units(plan: Plan) -> list[_Unit]:
+def _parts(plan: Plan) -> list[slice]:
+    """The columns of each unit."""
     columns = width(plan.spec, plan.tiling.rows)
-    size = unit(columns)
-    parts = [slice(start, start + size) for start in range(0, columns, size)]
-    return [_Unit(head, part) for head in range(plan.spec.num_kv_heads) for part in parts]
+    return [slice(start, start + unit(columns)) for start in range(0, columns, unit(columns))]
 
 
 def _bias(plan: Plan, rows: Rows, span: _Span, offset: Any) -> jax.Array:
@@ -220,13 +222,18 @@ def _bias(plan: Plan, rows: Rows, span: _Span, offset: Any) -> jax.Array:
     return jnp.where(mask, 0.0, -jnp.inf)
 
 
-def _products(plan: Plan, buffer: Any, query: Any, each: _Unit) -> jax.Array:
-    """Keys times queries `[tokens, columns]`."""
-    return _dot(
-        plan,
-        plan.cells.take(buffer, each.head, KEY, plan.compute_dtype),
-        query[0, each.head, :, each.columns],
-    )
+def _keys(plan: Plan, buffer: Any, head: int) -> jax.Array:
+    return plan.cells.take(buffer, head, KEY, plan.compute_dtype)
+
+
+def _values(plan: Plan, buffer: Any, head: int) -> jax.Array:
+    """Values `[lanes, tokens]`, and below them ones, whose products are sums of the weights.
+
+    A sum on the vector unit took 2,515 bundles a step.
+    """
+    values = plan.cells.take(buffer, head, VALUE, plan.compute_dtype)
+    ones = jnp.ones((2 * SUBLANES, values.shape[0]), values.dtype)
+    return jnp.concatenate([values.T, ones])
 
 
 def _dot(plan: Plan, left: jax.Array, right: jax.Array) -> jax.Array:
@@ -234,11 +241,18 @@ def _dot(plan: Plan, left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _accumulate(
-    plan: Plan, buffer: Any, products: Any, rows: Rows, state: State, each: _Unit, bias: Any
+    plan: Plan,
+    products: jax.Array,
+    bias: jax.Array | None,
+    values: jax.Array,
+    rows: Rows,
+    state: State,
+    head: int,
+    part: slice,
 ) -> None:
-    """Takes a unit's keys into the state."""
-    at = (0, each.head, slice(None), each.columns)
-    found = products * rows.factor[each.head, :, each.columns]
+    """Takes a step's keys of one head into the state of some columns."""
+    at = (0, head, slice(None), part)
+    found = products * rows.factor[head, :, part]
     if plan.spec.soft_cap is not None:
         found = jnp.tanh(found) * jnp.float32(plan.spec.soft_cap * LOG2_E)
     if bias is not None:
@@ -248,11 +262,8 @@ def _accumulate(
     # -inf - -inf is NaN. Without a mask every column sees a key.
     origin = peak if bias is None else jnp.where(peak == -jnp.inf, 0.0, peak)
     kept = jnp.exp2(before - origin)
-    weights = jnp.exp2(found - origin[:1]).astype(plan.compute_dtype)
-    values = plan.cells.take(buffer, each.head, VALUE, plan.compute_dtype)
-    # Ones below the values sum the weights: a sum on the vector unit took 2,515 bundles a step.
-    ones = jnp.ones((2 * SUBLANES, values.shape[0]), values.dtype)
-    mixed = _dot(plan, jnp.concatenate([values.T, ones]), weights)
+    weights = jnp.exp2(found - origin[:1])
+    mixed = _dot(plan, values, weights.astype(plan.compute_dtype))
     lanes = plan.cells.lanes
     state.peak[at] = peak
     state.total[at] = state.total[at] * kept + mixed[lanes : lanes + SUBLANES]
