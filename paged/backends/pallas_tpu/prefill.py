@@ -9,7 +9,6 @@ without the ring 2,668, with all logits first 4,053 for half of the columns.
 Keys that every query of the tile sees take a path without masks.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +27,8 @@ from paged.backends.pallas_tpu.stream import Stream
 
 # Counted: 3 units ahead take 8% more bundles, 6 no fewer.
 _AHEAD = 4
+BLANKED = 16
+"""Tokens that are blanked at a time."""
 
 
 class Work(NamedTuple):
@@ -42,57 +43,43 @@ class Work(NamedTuple):
     bias: Any
 
 
+def open_tile(plan: Plan, stream: Stream, slot: Any, query: Any, state: State, *work: Any) -> None:
+    """Waits for a tile's first chunk, and begins its first products; see `take_in`."""
+    _arrive(plan, stream, slot)
+    state.clear()
+    parts = _parts(plan)
+    for head in range(ring_heads(plan.spec.num_kv_heads, len(parts), _AHEAD)):
+        keys = _keys(plan, _step_buffer(plan, stream, slot, 0), head)
+        for part in parts:
+            _begin(plan, keys, query, Work(*work), head, part)
+
+
 def take_in(
     plan: Plan,
     stream: Stream,
     slot: Any,
+    is_last: Any,
     query: Any,
     rows: Rows,
     state: State,
     *work: Any,
-    is_first: Any,
-    is_last: Any,
 ) -> None:
-    """Takes in a chunk, and waits for the next one of the tile.
+    """Takes in a chunk that is there, and waits for the tile's next one.
 
     Args:
         plan: static sizes.
-        stream: where the chunk comes from.
-        slot: the buffer that it is in, or comes to if it is the first.
+        stream: where the chunk came from.
+        slot: the buffer that it is in.
+        is_last: whether it is the tile's last chunk.
         query: ref `[1, num_kv_heads, lanes, M]`.
         rows: numbers of each column.
         state: what is kept of the tile.
         work: see `Work`.
-        is_first: whether it is the tile's first chunk.
-        is_last: whether it is the tile's last chunk.
     """
-    ring, bias = Work(*work)
+    ring, bias = both = Work(*work)
     heads, parts, tokens = plan.spec.num_kv_heads, _parts(plan), plan.tiling.step
     ahead = ring_heads(heads, len(parts), _AHEAD)
-
-    def buffer(slot: Any, index: Any) -> Any:
-        offset = pl.multiple_of(index * tokens, tokens)
-        return stream.buffers.at[slot, pl.ds(offset, tokens)]
-
-    def begin(head: int, part: slice, keys: jax.Array) -> None:
-        ring[at(head, part)] = _dot(plan, keys, query[0, head, :, part])
-
-    def at(head: int, part: slice) -> int:
-        return (head * len(parts) + parts.index(part)) % ring.shape[0]
-
-    def arrive(slot: Any) -> None:
-        stream.wait(slot)
-        _blank(plan, _span(plan, stream, slot), partial(buffer, slot))
-
-    @pl.when(is_first)
-    def _() -> None:
-        arrive(slot)
-        state.clear()
-        for head in range(ahead):
-            keys = _keys(plan, buffer(slot, 0), head)
-            for part in parts:
-                begin(head, part, keys)
-
+    buffer = partial(_step_buffer, plan, stream)
     span = _span(plan, stream, slot)
 
     def step(index: Any, is_masked: bool) -> None:
@@ -110,8 +97,8 @@ def take_in(
             keys = _keys(plan, buffer(slot, index) if coming > head else after, coming)
             values = _values(plan, buffer(slot, index), head)
             for part in parts:
-                products = ring[at(head, part)]
-                begin(coming, part, keys)
+                products = ring[_slot_of(both, head, part)]
+                _begin(plan, keys, query, both, coming, part)
                 hidden = bias[:, part] if is_masked else None
                 _accumulate(plan, products, hidden, values, rows, state, head, part)
 
@@ -127,7 +114,7 @@ def take_in(
 
         @pl.when(jnp.logical_and(number == 1, jnp.logical_not(is_last)))
         def _() -> None:
-            arrive(1 - slot)
+            _arrive(plan, stream, 1 - slot)
 
         low = number * span.last_step
         high = span.last_step + number
@@ -165,21 +152,35 @@ def _span(plan: Plan, stream: Stream, slot: Any) -> _Span:
     return _Span(start, end, first, last, lax.div(end - 1, plan.tiling.step))
 
 
-def _blank(plan: Plan, span: _Span, buffer: Callable[[Any], Any]) -> None:
-    """Zeroes what no query sees: it may hold anything, and 0 * NaN is NaN."""
-    tokens, window = plan.tiling.step, plan.spec.window
-    left = span.end - span.last_step * tokens
+def _step_buffer(plan: Plan, stream: Stream, slot: Any, index: Any) -> Any:
+    """A step's tokens."""
+    offset = pl.multiple_of(index * plan.tiling.step, plan.tiling.step)
+    return stream.buffers.at[slot, pl.ds(offset, plan.tiling.step)]
 
-    @pl.when(left < tokens)
-    def _() -> None:
-        plan.cells.blank(buffer(span.last_step), 0, left)
 
-    if window is not None:
-        before = span.first + 1 - window - span.start
+def _arrive(plan: Plan, stream: Stream, slot: Any) -> None:
+    """Waits for a chunk, and zeroes what no query sees: that may be NaN, and 0 * NaN is NaN."""
+    stream.wait(slot)
+    span, tokens = _span(plan, stream, slot), plan.tiling.step
 
-        @pl.when(before > 0)
-        def _() -> None:
-            plan.cells.blank(buffer(0), before, tokens)
+    def blank(index: Any, begin: Any, end: Any) -> None:
+        offset = index * BLANKED
+        part = stream.buffers.at[slot, pl.ds(pl.multiple_of(offset, BLANKED), BLANKED)]
+        plan.cells.blank(part, begin - offset, end - offset)
+
+    def after(index: Any, _: None) -> None:
+        blank(index, 0, span.end)
+
+    lax.fori_loop(
+        lax.div(span.end, BLANKED), (span.last_step + 1) * (tokens // BLANKED), after, None
+    )
+    if plan.spec.window is not None:
+        begin = jnp.maximum(span.first + 1 - plan.spec.window - span.start, 0)
+
+        def before(index: Any, _: None) -> None:
+            blank(index, begin, plan.tiling.chunk)
+
+        lax.fori_loop(0, lax.div(begin + (BLANKED - 1), BLANKED), before, None)
 
 
 def finish(plan: Plan, rows: Rows, state: State, out: Any, lse: Any) -> None:
@@ -220,6 +221,18 @@ def _bias(plan: Plan, rows: Rows, span: _Span, offset: Any) -> jax.Array:
     if plan.spec.window is not None:
         mask = jnp.logical_and(mask, key > position - plan.spec.window)
     return jnp.where(mask, 0.0, -jnp.inf)
+
+
+def _slot_of(work: Work, head: int, part: slice) -> int:
+    """Of the ring."""
+    columns = work.ring.shape[2]
+    parts = work.bias.shape[1] // columns
+    return (head * parts + part.start // columns) % work.ring.shape[0]
+
+
+def _begin(plan: Plan, keys: Any, query: Any, work: Work, head: int, part: slice) -> None:
+    """Products of keys and queries, for later."""
+    work.ring[_slot_of(work, head, part)] = _dot(plan, keys, query[0, head, :, part])
 
 
 def _keys(plan: Plan, buffer: Any, head: int) -> jax.Array:

@@ -264,9 +264,8 @@ def _kernel(
             stream.wait(slot)
             decode.take_in(plan, stream, slot, query, rows, state)
         else:
-            is_first, is_last = index == 0, index == chunks[group] - 1
-            each = (plan, stream, slot, query, rows, state, *work)
-            prefill.take_in(*each, is_first=is_first, is_last=is_last)
+            is_last = index == chunks[group] - 1
+            prefill.take_in(plan, stream, slot, is_last, query, rows, state, *work)
         stream.start_next()
         counters[used] += 1
 
@@ -274,6 +273,9 @@ def _kernel(
     def _() -> None:
         if plan.tiling.rows == 1:
             state.clear()
+        else:
+            slot = jnp.bitwise_and(counters[used], 1)
+            prefill.open_tile(plan, stream, slot, query, state, *work)
         lax.fori_loop(0, chunks[group], one, None)
         if plan.tiling.rows == 1:
             for item in range(plan.tiling.group):
