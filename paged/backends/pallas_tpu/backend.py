@@ -123,6 +123,7 @@ class PallasTpuBackend(KernelBackend):
             lanes=cache.head_dim,
             dtype=cache.dtype,
             by_value=isinstance(self.interpret, pltpu.InterpretParams),
+            is_interpreted=bool(self.interpret),
         )
 
     def _tilings(self, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec) -> Tilings:

@@ -38,6 +38,8 @@ class Cells:
         dtype: storage type by name.
         by_value: whether values are reinterpreted, not refs: `InterpretParams` knows only those,
             and a TPU would need 16 loads instead of one.
+        is_interpreted: whether an interpreter runs the kernel: none knows how to store through a
+            reinterpreted ref.
     """
 
     num_kv_heads: int
@@ -45,6 +47,7 @@ class Cells:
     lanes: int
     dtype: str
     by_value: bool = False
+    is_interpreted: bool = False
 
     @property
     def packing(self) -> int:
@@ -119,14 +122,30 @@ class Cells:
             return lax.shift_right_arithmetic(left, jnp.int32(24)).astype(jnp.float32).astype(dtype)
         return _float8(shifted & jnp.uint32(0xFF), self.dtype).astype(dtype)
 
+    def blank(self, buffer: Any, begin: Any, end: Any) -> None:
+        """Zeroes the tokens of a buffer that are not in `[begin, end)`."""
+        if self.is_interpreted:
+            token = lax.broadcasted_iota(jnp.int32, buffer.shape, 0)
+            inside = jnp.logical_and(token >= begin, token < end)
+            buffer[...] = jnp.where(inside, buffer[...], jnp.zeros_like(buffer[...]))
+            return
+        words = self._flat(buffer)
+        row = lax.broadcasted_iota(jnp.int32, words.shape, 0)
+        inside = jnp.logical_and(row >= begin * self.pitch, row < end * self.pitch)
+        words[...] = jnp.where(inside, words[...], jnp.zeros_like(words[...]))
+
+    def _flat(self, buffer: Any) -> Any:
+        """Ref `[tokens * pitch, lanes]` of words."""
+        words = buffer if self.packing == 1 else buffer.bitcast(jnp.uint32)
+        return words.reshape(buffer.shape[0] * self.pitch, self.lanes)
+
     def _words(self, buffer: Any, word: int) -> jax.Array:
         """`[tokens, lanes]` words."""
         tokens = buffer.shape[0]
         if self.by_value:
             rows = buffer[:, word]
             return rows[:, 0] if self.packing == 1 else pltpu.bitcast(rows, jnp.uint32)[:, 0]
-        words = buffer if self.packing == 1 else buffer.bitcast(jnp.uint32)
-        rows = words.reshape(tokens * self.pitch, self.lanes)
+        rows = self._flat(buffer)
         return rows[pl.ds(word, tokens, stride=self.pitch), :]
 
 

@@ -14,6 +14,9 @@ from paged.spec import AttentionSpec
 LANES = 128
 """Lanes of a register: numbers of a row are kept in all of them, so that nothing moves."""
 
+SUBLANES = 8
+"""Sublanes of a register."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

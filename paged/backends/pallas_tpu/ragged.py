@@ -17,20 +17,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float
 
-from paged.backends.pallas_tpu import decode, prefill
+from paged.backends.pallas_tpu import columns, decode, prefill, tiles
 from paged.backends.pallas_tpu.cells import Cells
 from paged.backends.pallas_tpu.plan import LANES, Plan
 from paged.backends.pallas_tpu.products import LOG2_E
 from paged.backends.pallas_tpu.rows import Rows, finish
 from paged.backends.pallas_tpu.state import State
 from paged.backends.pallas_tpu.stream import Stream, Walk
-from paged.backends.pallas_tpu.tiles import (
-    by_row,
-    query_index,
-    to_matrices,
-    to_tokens,
-    walk,
-)
 from paged.backends.pallas_tpu.tiling import Tiling, Tilings, vmem_bytes
 from paged.backends.xla.tiles import Tiles, cut
 from paged.layouts import KVCache
@@ -82,7 +75,7 @@ def _attend(
     metadata: AttentionMetadata,
     spec: AttentionSpec,
     sinks: Float[jax.Array, " num_heads"] | None,
-    tiles: Tiles,
+    cut_tiles: Tiles,
     tiling: Tiling,
     *,
     cells: Cells,
@@ -98,21 +91,50 @@ def _attend(
         table_width=metadata.block_table.shape[1],
         compute_dtype=jnp.bfloat16 if is_narrow else jnp.float32,
     )
-    scalars = walk(metadata, tiles, spec, plan.block_size, tiling)
+    arrangement = _arrangement(plan)
+    scalars = tiles.walk(metadata, cut_tiles, spec, plan.block_size, tiling)
     num_items = scalars.blocks.shape[0]
-    matrices = to_matrices(query.astype(plan.compute_dtype), tiles, spec, cells)
+    matrices = arrangement.to_matrices(query.astype(plan.compute_dtype), cut_tiles, spec, cells)
     matrices = jnp.pad(matrices, ((0, num_items - matrices.shape[0]), (0, 0), (0, 0), (0, 0)))
     # The bytes lie in this order already: on a TPU this is no copy (asserted in the tests).
     tokens = cache.data.reshape(
         cache.num_blocks, plan.block_size, cells.words, cells.packing, cells.lanes
     )
+    out_shape, number_shape, lse_shape = _shapes(plan)
+    numbers = (
+        *_row_numbers(plan, cache, sinks),
+        jnp.asarray(arrangement.query_index(spec, cells, tiling.rows)),
+    )
+    state = [
+        pltpu.VMEM((tiling.group, *shape), jnp.float32)
+        for shape in (out_shape, number_shape, number_shape)
+    ]
     out, lse = pl.pallas_call(
         partial(_kernel, plan),
         name="paged_decode" if tiling.rows == 1 else "paged_prefill",
-        grid_spec=_grid(plan, num_items),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(Walk._fields),
+            grid=(num_items // tiling.group,),
+            in_specs=[
+                _of_group(tiling.group, matrices.shape[1:]),
+                *(_whole(each.shape) for each in numbers),
+                pl.BlockSpec(memory_space=pl.ANY),
+            ],
+            out_specs=[
+                _of_group(tiling.group, out_shape),
+                _of_group(tiling.group, lse_shape),
+            ],
+            scratch_shapes=[
+                pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), jnp.dtype(cells.dtype)),
+                *state,
+                pltpu.SMEM((1 + Stream.state_size(plan.pieces),), jnp.int32),
+                pltpu.SemaphoreType.DMA((2,)),
+                *([] if tiling.rows == 1 else columns.scratch(plan)),
+            ],
+        ),
         out_shape=(
-            jax.ShapeDtypeStruct((*matrices.shape[:3], cells.lanes), query.dtype),
-            jax.ShapeDtypeStruct((num_items, plan.height, LANES), jnp.float32),
+            jax.ShapeDtypeStruct((num_items, *out_shape), query.dtype),
+            jax.ShapeDtypeStruct((num_items, *lse_shape), jnp.float32),
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
@@ -121,53 +143,41 @@ def _attend(
             vmem_limit_bytes=_vmem_limit(plan),
         ),
         interpret=interpret,
-    )(
-        *scalars,
-        matrices,
-        *_row_numbers(plan, cache, sinks),
-        jnp.asarray(query_index(spec, cells, tiling.rows)),
-        tokens,
-    )
-    return to_tokens(out, lse[:, :, : plan.steps], tiles, spec, cells)
+    )(*scalars, matrices, *numbers, tokens)
+    return arrangement.to_tokens(out, lse, cut_tiles, spec, cells)
 
 
-def _grid(plan: Plan, num_items: int) -> pltpu.PrefetchScalarGridSpec:
-    cells, tiling = plan.cells, plan.tiling
+def _arrangement(plan: Plan) -> Any:
+    """The module that arranges queries for the kernel and results for the caller."""
+    return tiles if plan.tiling.rows == 1 else columns
+
+
+def _shapes(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Of an item's output, of the numbers kept beside it, and of its lse."""
+    if plan.tiling.rows > 1:
+        return columns.shapes(plan)
     item = (plan.steps, plan.height)
-    state = (tiling.group, *item)
-    per_row = pl.BlockSpec((*item, 1), lambda group, *_: (0, 0, 0))
-    return pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=len(Walk._fields),
-        grid=(num_items // tiling.group,),
-        in_specs=[
-            pl.BlockSpec((*state, plan.columns), lambda group, *_: (group, 0, 0, 0)),
-            per_row,
-            per_row,
-            per_row,
-            pl.BlockSpec((plan.height, 1), lambda group, *_: (0, 0)),
-            pl.BlockSpec(memory_space=pl.ANY),
-        ],
-        out_specs=[
-            pl.BlockSpec((*state, cells.lanes), lambda group, *_: (group, 0, 0, 0)),
-            pl.BlockSpec((tiling.group, plan.height, LANES), lambda group, *_: (group, 0, 0)),
-        ],
-        scratch_shapes=[
-            pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), jnp.dtype(cells.dtype)),
-            pltpu.VMEM((*state, cells.lanes), jnp.float32),
-            pltpu.VMEM((*state, LANES), jnp.float32),
-            pltpu.VMEM((*state, LANES), jnp.float32),
-            pltpu.SMEM((1 + Stream.state_size(plan.pieces),), jnp.int32),
-            pltpu.SemaphoreType.DMA((2,)),
-        ],
-    )
+    return (*item, plan.cells.lanes), (*item, LANES), (plan.height, LANES)
+
+
+def _of_group(group: int, shape: tuple[int, ...]) -> pl.BlockSpec:
+    """The items of one group."""
+    return pl.BlockSpec((group, *shape), lambda index, *_: (index, *(0 for _ in shape)))
+
+
+def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """All of an array, at each grid step."""
+    return pl.BlockSpec(shape, lambda *_: tuple(0 for _ in shape))
 
 
 def _vmem_limit(plan: Plan) -> int:
     """Bytes of VMEM asked for: buffers, state, queries and results twice, logits."""
     cells, tiling = plan.cells, plan.tiling
+    buffers = 2 * tiling.chunk * cells.vmem_bytes_per_token
+    if tiling.rows > 1:
+        return buffers + columns.vmem_bytes(plan) + (2 << 20)
     rows = tiling.group * plan.steps * plan.height
     lanes = max(cells.lanes, LANES)
-    buffers = 2 * tiling.chunk * cells.vmem_bytes_per_token
     state = rows * 4 * (lanes + 2 * LANES)
     blocks = 2 * rows * 4 * (plan.columns + lanes + LANES)
     logits = plan.steps * plan.height * tiling.chunk * 6
@@ -192,7 +202,8 @@ def _row_numbers(
         sink = sinks.astype(jnp.float32) * jnp.float32(LOG2_E)
     numbers = per_head(cache.k_scale) * jnp.float32(spec.scale * unit), per_head(cache.v_scale)
     factor, out_factor, sink = (
-        by_row(each, spec, plan.cells, plan.tiling.rows) for each in (*numbers, sink)
+        _arrangement(plan).by_row(each, spec, plan.cells, plan.tiling.rows)
+        for each in (*numbers, sink)
     )
     return factor, out_factor, sink
 
@@ -223,6 +234,7 @@ def _kernel(
     total: Any,
     counters: Any,
     semaphores: Any,
+    *work: Any,
 ) -> None:
     group = pl.program_id(0)
     stream = Stream(
@@ -238,7 +250,6 @@ def _kernel(
     )
     rows = Rows(factor, out_factor, sink, row_query)
     state = State(total_out, peak, total)
-    take_in = decode.take_in if plan.tiling.rows == 1 else prefill.take_in
     # Chunks used so far.
     used = Stream.state_size(plan.pieces)
 
@@ -247,16 +258,27 @@ def _kernel(
         counters[used] = 0
         stream.open()
 
-    def one(_index: Any, _: None) -> None:
+    def one(index: Any, _: None) -> None:
         slot = jnp.bitwise_and(counters[used], 1)
-        stream.wait(slot)
-        take_in(plan, stream, slot, query, rows, state)
+        if plan.tiling.rows == 1:
+            stream.wait(slot)
+            decode.take_in(plan, stream, slot, query, rows, state)
+        else:
+            is_last = index == chunks[group] - 1
+            prefill.take_in(plan, stream, slot, is_last, query, rows, state, *work)
         stream.start_next()
         counters[used] += 1
 
     @pl.when(chunks[group] > 0)
     def _() -> None:
-        state.clear()
+        if plan.tiling.rows == 1:
+            state.clear()
+        else:
+            slot = jnp.bitwise_and(counters[used], 1)
+            prefill.open_tile(plan, stream, slot, query, state, *work)
         lax.fori_loop(0, chunks[group], one, None)
-        for item in range(plan.tiling.group):
-            finish(plan, item, rows, state, out, lse)
+        if plan.tiling.rows == 1:
+            for item in range(plan.tiling.group):
+                finish(plan, item, rows, state, out, lse)
+        else:
+            prefill.finish(plan, rows, state, out, lse)

@@ -102,7 +102,7 @@ def by_row(
 
 def to_tokens(
     out: Float[jax.Array, "tiles steps M lanes"],
-    lse: Float[jax.Array, "tiles M steps"],
+    lse: Float[jax.Array, "tiles M LANES"],
     tiles: Tiles,
     spec: AttentionSpec,
     cells: Cells,
@@ -115,7 +115,7 @@ def to_tokens(
     heads = out[..., : spec.head_dim].reshape(*split, spec.head_dim)[:, :, :, :used]
     heads = heads.reshape(num_tiles, steps, together, rows, spec.group_size, spec.head_dim)
     heads = heads.transpose(0, 3, 1, 2, 4, 5).reshape(-1, spec.num_heads, spec.head_dim)
-    sums = lse.transpose(0, 2, 1).reshape(split)[:, :, :, :used]
+    sums = lse[:, :, :steps].transpose(0, 2, 1).reshape(split)[:, :, :, :used]
     sums = sums.reshape(num_tiles, steps, together, rows, spec.group_size)
     sums = sums.transpose(0, 3, 1, 2, 4).reshape(-1, spec.num_heads)
     is_query = tiles.is_query[:, None]

@@ -14,15 +14,17 @@ _PIECE = 256
 _INTERPRETED_PIECE = 64
 # A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
 _DECODE_CHUNK = 2048
-_PREFILL_CHUNK = 1024
-_PREFILL_STEP = 512
+_PREFILL_CHUNK = 512
 
 # Sequences whose queries and results are in VMEM together.
 _GROUP = 32
 
-# Queries of one KV head group in a tile, times the group size: rows of one matrix product. 256 rows
-# use the matrix unit in full on every generation, and their float32 logits stay small beside VMEM.
-_ROWS = 256
+# Columns of a tile's matrices: queries times the group size. What is done for each key or for each
+# column alone counts less in larger tiles.
+_COLUMNS = 512
+_LANES = 128
+# State, queries and results of a tile: 12 bytes a number with 16-bit queries.
+_STATE_BYTES = 6 << 20
 
 # Two buffers of a chunk: as much as 2,048 tokens of 8 KV heads of 128 in bfloat16 take, and no more
 # than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere.
@@ -99,14 +101,18 @@ def choose_tilings(
         step=piece,
         group=min(2 if is_interpreted else _GROUP, metadata.num_seqs),
     )
-    rows = max(1, min(metadata.max_query_len, _ROWS // (spec.group_size * cells.heads_per_step)))
-    # Whole sublanes: 8 queries of any group size fill them.
-    rows = max(8, rows // 8 * 8)
-    longest = 2 * piece if is_interpreted else _PREFILL_CHUNK
-    chunk = _fit(longest, piece, cells, capacity)
-    step = piece if is_interpreted else min(_PREFILL_STEP, chunk)
-    prefill = Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1)
+    chunk = _fit(2 * piece if is_interpreted else _PREFILL_CHUNK, piece, cells, capacity)
+    rows = _prefill_rows(spec, cells, metadata.max_query_len)
+    prefill = Tiling(rows=rows, chunk=chunk, piece=chunk, step=piece, group=1)
     return Tilings(decode, prefill)
+
+
+def _prefill_rows(spec: AttentionSpec, cells: Cells, longest: int) -> int:
+    """Queries of a tile: as many as VMEM holds, no more than there are, whole registers."""
+    bytes_per_column = spec.num_kv_heads * max(cells.lanes, _LANES) * 12
+    wanted = min(_COLUMNS, longest * spec.group_size, _STATE_BYTES // bytes_per_column)
+    columns = next((each for each in (512, 256) if each <= wanted), _LANES)
+    return max(2, columns // spec.group_size)
 
 
 def _fit(chunk: int, least: int, cells: Cells, tokens: int) -> int:

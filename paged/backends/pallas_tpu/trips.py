@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paged.backends.loops import LoopTrips
+from paged.backends.pallas_tpu.prefill import BLANKED
 from paged.backends.pallas_tpu.tiling import Tiling, Tilings
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
@@ -139,20 +140,41 @@ def _without_pieces(chunks: Chunks, depth: int, kernel: str) -> Iterator[LoopTri
 def _prefill_trips(
     tiles: Sequence[Item], spec: AttentionSpec, block_size: int, tiling: Tiling
 ) -> Iterator[LoopTrips]:
-    """The grid, its chunks, and in each the steps without a mask, then those with one."""
+    """The grid, its chunks, both parts of each, and in them steps without and with a mask.
+
+    Before the chunk loop the first chunk of a tile arrives, in it each later one: blocks that do
+    not fill it are waited for one by one, and what no query sees is blanked, after the last query
+    and before a window.
+    """
+    kernel = "paged_prefill"
     chunks = stream_of([tile.blocks for tile in tiles], block_size, tiling)
-    whole = masked = 0
+    has_window = spec.window is not None
+    steps = [0, 0]
+    arrivals = ([0, 0, 0], [0, 0, 0])
     for tile in tiles:
         start = tile.start_block * block_size
         for chunk in range(start, start + tile.blocks * block_size, tiling.chunk):
             end = min(tile.first + tile.queries - chunk, tiling.chunk)
-            before = min(max(tile.first + 1 - chunk, 0), tiling.chunk) // tiling.step
-            before = before if spec.window is None else 0
-            whole += before
-            masked += -(-end // tiling.step) - before
-    kernel = "paged_prefill"
-    yield LoopTrips(2, chunks.full + chunks.mixed, nth=2, kernel=kernel)
-    steps = (whole, masked) if spec.window is None else (masked,)
-    for nth, runs in enumerate(steps, start=1):
-        yield LoopTrips(3, runs, holds="matmul", nth=nth, kernel=kernel)
-    yield from _without_pieces(chunks, 2, kernel)
+            whole = min(max(tile.first + 1 - chunk, 0), tiling.chunk) // tiling.step
+            whole = 0 if has_window else whole
+            all_steps = -(-end // tiling.step)
+            steps[0] += whole
+            steps[1] += all_steps - whole
+            blocks = -(-end // block_size)
+            arrival = arrivals[chunk > start]
+            arrival[0] += blocks if blocks < tiling.chunk // block_size else 0
+            arrival[1] += all_steps * tiling.step // BLANKED - end // BLANKED
+            if spec.window is not None:
+                arrival[2] += -(-max(tile.first + 1 - spec.window - chunk, 0) // BLANKED)
+    count = 3 if has_window else 2
+    for depth, arrival in zip((2, 4), arrivals, strict=True):
+        for nth, runs in enumerate(arrival[:count], start=2 if depth == 2 else 0):
+            yield LoopTrips(depth, runs, nth=nth, kernel=kernel)
+    yield LoopTrips(2, chunks.full + chunks.mixed, nth=2 + count, kernel=kernel)
+    yield LoopTrips(3, 2 * (chunks.full + chunks.mixed), nth=0, kernel=kernel)
+    for nth, runs in enumerate(steps[has_window:], start=count):
+        yield LoopTrips(4, runs, holds="matmul", nth=nth, kernel=kernel)
+    for nth, taken in enumerate(chunks.begun):
+        yield LoopTrips(2, taken or 0, nth=nth, kernel=kernel)
+    copied = chunks.mixed_blocks - sum(taken or 0 for taken in chunks.begun)
+    yield LoopTrips(3, copied, holds="copy", kernel=kernel)
