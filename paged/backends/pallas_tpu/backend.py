@@ -9,12 +9,16 @@ from jax.experimental.pallas import tpu as pltpu
 from paged.backends.api import AttentionOutput
 from paged.backends.base import Capabilities, KernelBackend
 from paged.backends.pallas_tpu.cells import Cells
+from paged.backends.pallas_tpu.latent import latent_cells
 from paged.backends.pallas_tpu.ragged import ragged_attention
 from paged.backends.pallas_tpu.tiling import Tilings, choose_tilings
 from paged.backends.xla.quantize import to_storage
-from paged.layouts import PALLAS, TPU_PACKED, KVCache, Layout
+from paged.layouts import PALLAS, TPU_MLA, TPU_PACKED, KVCache, Layout
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
+
+# Widths of keys and values; a latent has any.
+_HEAD_DIMS = (64, 128, 256)
 
 
 class PallasTpuBackend(KernelBackend):
@@ -29,11 +33,10 @@ class PallasTpuBackend(KernelBackend):
 
     name = "pallas_tpu"
     platform = "tpu"
-    layouts = (TPU_PACKED, PALLAS)
+    layouts = (TPU_PACKED, PALLAS, TPU_MLA)
     capabilities = Capabilities(
         query_dtypes=("float32", "bfloat16"),
         cache_dtypes=("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"),
-        head_dims=(64, 128, 256),
         block_sizes=(16, 32, 64, 128, 256),
     )
 
@@ -58,13 +61,12 @@ class PallasTpuBackend(KernelBackend):
         reasons = super().unsupported(
             spec, layout, target, cache_spec=cache_spec, query_dtype=query_dtype
         )
-        if not reasons and cache_spec is not None and not _is_dense(layout, cache_spec):
-            rows = 2 * cache_spec.num_kv_heads
-            reasons.append(
-                f"layout {layout.name} with {rows} rows of {cache_spec.dtype} a token, which a TPU "
-                f"pads between tokens, accepted: {TPU_PACKED.name}"
-            )
-        return reasons
+        if not spec.is_latent and spec.head_dim not in _HEAD_DIMS:
+            accepted = ", ".join(str(size) for size in _HEAD_DIMS)
+            reasons.append(f"head_dim {spec.head_dim}, accepted: {accepted}")
+        if reasons or cache_spec is None:
+            return reasons
+        return _latent_reasons(cache_spec) if spec.is_latent else _row_reasons(layout, cache_spec)
 
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         stored_key = to_storage(jnp.asarray(key), cache.k_scale, cache.dtype)
@@ -84,13 +86,16 @@ class PallasTpuBackend(KernelBackend):
     ) -> AttentionOutput:
         on_device = jax.tree.map(jnp.asarray, (query, cache, metadata, sinks))
         query, cache, metadata, sinks = on_device
-        cells = Cells(
-            num_kv_heads=spec.num_kv_heads,
-            rows=2 * cache.num_kv_heads,
-            lanes=cache.head_dim,
-            dtype=cache.dtype,
-            by_value=isinstance(self.interpret, pltpu.InterpretParams),
-        )
+        if spec.is_latent:
+            cells: Cells = latent_cells(spec, cache)
+        else:
+            cells = Cells(
+                num_kv_heads=spec.num_kv_heads,
+                rows=2 * cache.num_kv_heads,
+                lanes=cache.head_dim,
+                dtype=cache.dtype,
+                by_value=isinstance(self.interpret, pltpu.InterpretParams),
+            )
         tilings = self.tilings or choose_tilings(
             spec, cells, cache.block_size, metadata, is_interpreted=bool(self.interpret)
         )
@@ -105,6 +110,20 @@ class PallasTpuBackend(KernelBackend):
             interpret=self.interpret,
         )
         return AttentionOutput(*result)
+
+
+def _latent_reasons(cache_spec: KVCacheSpec) -> list[str]:
+    return []
+
+
+def _row_reasons(layout: Layout, cache_spec: KVCacheSpec) -> list[str]:
+    if _is_dense(layout, cache_spec):
+        return []
+    rows = 2 * cache_spec.num_kv_heads
+    return [
+        f"layout {layout.name} with {rows} rows of {cache_spec.dtype} a token, which a TPU "
+        f"pads between tokens, accepted: {TPU_PACKED.name}"
+    ]
 
 
 def _is_dense(layout: Layout, cache_spec: KVCacheSpec) -> bool:

@@ -55,7 +55,7 @@ def _masks(
     key = origin + lax.broadcasted_iota(jnp.int32, (plan.height, tokens), 1)
     row = jnp.minimum(first + rows.query[...], last)
     mask = key <= row
-    token = origin + lax.broadcasted_iota(jnp.int32, (tokens, plan.cells.lanes), 0)
+    token = origin + lax.broadcasted_iota(jnp.int32, (tokens, plan.cells.value_lanes), 0)
     seen = token <= last
     if window is not None:
         mask = jnp.logical_and(mask, key > row - window)

@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float
 
 from paged.backends.pallas_tpu.cells import Cells
-from paged.backends.pallas_tpu import decode, prefill
+from paged.backends.pallas_tpu import decode, latent_decode, prefill
 from paged.backends.pallas_tpu.plan import LANES, Plan
 from paged.backends.pallas_tpu.products import LOG2_E
 from paged.backends.pallas_tpu.rows import Rows, finish
@@ -54,7 +54,7 @@ def ragged_attention(
 
     Args:
         query: queries of this step.
-        cache: in layout `pallas` or `tpu_packed`.
+        cache: in layout `pallas`, `tpu_packed` or `tpu_mla`.
         metadata: the step.
         spec: the arithmetic.
         sinks: where the spec has them.
@@ -102,16 +102,12 @@ def _attend(
     num_items = scalars.blocks.shape[0]
     matrices = to_matrices(query.astype(plan.compute_dtype), tiles, spec, cells)
     matrices = jnp.pad(matrices, ((0, num_items - matrices.shape[0]), (0, 0), (0, 0), (0, 0)))
-    # The bytes lie in this order already: on a TPU this is no copy (asserted in the tests).
-    tokens = cache.data.reshape(
-        cache.num_blocks, plan.block_size, cells.words, cells.packing, cells.lanes
-    )
     out, lse = pl.pallas_call(
         partial(_kernel, plan),
         name="paged_decode" if tiling.rows == 1 else "paged_prefill",
         grid_spec=_grid(plan, num_items),
         out_shape=(
-            jax.ShapeDtypeStruct((*matrices.shape[:3], cells.lanes), query.dtype),
+            jax.ShapeDtypeStruct((*matrices.shape[:3], cells.value_lanes), query.dtype),
             jax.ShapeDtypeStruct((num_items, plan.height, LANES), jnp.float32),
         ),
         compiler_params=pltpu.CompilerParams(
@@ -126,7 +122,7 @@ def _attend(
         matrices,
         *_row_numbers(plan, cache, sinks),
         jnp.asarray(query_index(spec, cells, tiling.rows)),
-        tokens,
+        cells.tokens(cache.data),
     )
     return to_tokens(out, lse[:, :, : plan.steps], tiles, spec, cells)
 
@@ -148,12 +144,12 @@ def _grid(plan: Plan, num_items: int) -> pltpu.PrefetchScalarGridSpec:
             pl.BlockSpec(memory_space=pl.ANY),
         ],
         out_specs=[
-            pl.BlockSpec((*state, cells.lanes), lambda group, *_: (group, 0, 0, 0)),
+            pl.BlockSpec((*state, cells.value_lanes), lambda group, *_: (group, 0, 0, 0)),
             pl.BlockSpec((tiling.group, plan.height, LANES), lambda group, *_: (group, 0, 0)),
         ],
         scratch_shapes=[
-            pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), cells.dtype),
-            pltpu.VMEM((*state, cells.lanes), jnp.float32),
+            pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), cells.buffer_dtype),
+            pltpu.VMEM((*state, cells.value_lanes), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
             pltpu.SMEM((1 + Stream.state_size(plan.pieces),), jnp.int32),
@@ -166,7 +162,7 @@ def _vmem_limit(plan: Plan) -> int:
     """Bytes of VMEM asked for: buffers, state, queries and results twice, logits."""
     cells, tiling = plan.cells, plan.tiling
     rows = tiling.group * plan.steps * plan.height
-    lanes = max(cells.lanes, LANES)
+    lanes = max(cells.value_lanes, LANES)
     buffers = 2 * tiling.chunk * cells.vmem_bytes_per_token
     state = rows * 4 * (lanes + 2 * LANES)
     blocks = 2 * rows * 4 * (plan.columns + lanes + LANES)
@@ -190,7 +186,9 @@ def _row_numbers(
     sink = jnp.full((spec.num_heads,), -jnp.inf, jnp.float32)
     if sinks is not None:
         sink = sinks.astype(jnp.float32) * jnp.float32(LOG2_E)
-    numbers = per_head(cache.k_scale) * jnp.float32(spec.scale * unit), per_head(cache.v_scale)
+    # A latent is key and value in one.
+    v_scale = cache.k_scale if spec.is_latent else cache.v_scale
+    numbers = per_head(cache.k_scale) * jnp.float32(spec.scale * unit), per_head(v_scale)
     factor, out_factor, sink = (
         by_row(each, spec, plan.cells, plan.tiling.rows) for each in (*numbers, sink)
     )
@@ -238,7 +236,8 @@ def _kernel(
     )
     rows = Rows(factor, out_factor, sink, row_query)
     state = State(total_out, peak, total)
-    take_in = decode.take_in if plan.tiling.rows == 1 else prefill.take_in
+    one_query = latent_decode if plan.spec.is_latent else decode
+    take_in = one_query.take_in if plan.tiling.rows == 1 else prefill.take_in
     # Chunks used so far.
     used = Stream.state_size(plan.pieces)
 

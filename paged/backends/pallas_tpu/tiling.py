@@ -1,5 +1,6 @@
 """Tile sizes, all in one place, each with its reason."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,17 @@ _ROWS = 256
 
 # Two buffers of a chunk. VMEM is 16 MiB on v4, the smallest; 64 to 128 MiB elsewhere.
 _CHUNK_BYTES = 20 << 20
+
+# Latents. Bundles a token of the decode, v6e, 128 heads, chunk/piece (paged lab, libtpu 0.0.52):
+# 4096/2048 0.99, 4096/1024 1.02, 4096/512 1.23, 2048/1024 1.19, 2048/512 1.34, 2048/256 2.29.
+_LATENT_CHUNK = 4096
+_LATENT_PIECE = 1024
+# Query heads times queries, in a tile or of all sequences in a group: at 512 + 64 a row takes 9 KB
+# of VMEM, and with two chunks of bfloat16 that is 15 of the 16 MiB of v4.
+_LATENT_ROWS = 512
+_LATENT_CHUNK_BYTES = 10 << 20
+
+_SUBLANES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +95,18 @@ def choose_tilings(
     is_interpreted: bool = False,
 ) -> Tilings:
     """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time."""
+    if spec.is_latent:
+        return _latent_tilings(spec, cells, block_size, metadata, is_interpreted)
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
     longest = 2 * piece if is_interpreted else _DECODE_CHUNK
     chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity)
     decode = Tiling(
-        rows=1, chunk=chunk, piece=piece, step=piece, group=min(4 if is_interpreted else _GROUP, metadata.num_seqs)
+        rows=1,
+        chunk=chunk,
+        piece=piece,
+        step=piece,
+        group=min(4 if is_interpreted else _GROUP, metadata.num_seqs),
     )
     rows = max(1, min(metadata.max_query_len, _ROWS // (spec.group_size * cells.heads_per_step)))
     # Whole sublanes: 8 queries of any group size fill them.
@@ -100,9 +118,35 @@ def choose_tilings(
     return Tilings(decode, prefill)
 
 
-def _fit(chunk: int, least: int, cells: Cells, tokens: int) -> int:
+def _latent_tilings(
+    spec: AttentionSpec,
+    cells: Cells,
+    block_size: int,
+    metadata: AttentionMetadata,
+    is_interpreted: bool,
+) -> Tilings:
+    capacity = max(block_size, metadata.block_table.shape[1] * block_size)
+    least = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
+    longest = least if is_interpreted else _LATENT_PIECE
+    piece = _fit(max(longest, least), least, cells, capacity, _LATENT_CHUNK_BYTES)
+    longest = 2 * piece if is_interpreted else max(_LATENT_CHUNK, piece)
+    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, _LATENT_CHUNK_BYTES)
+    group = 4 if is_interpreted else max(1, _LATENT_ROWS // max(spec.group_size, _SUBLANES))
+    decode = Tiling(
+        rows=1, chunk=chunk, piece=piece, step=piece, group=min(group, metadata.num_seqs)
+    )
+    unit = _SUBLANES // math.gcd(_SUBLANES, spec.group_size)
+    rows = max(2, min(metadata.max_query_len, _LATENT_ROWS // spec.group_size))
+    rows = -(-rows // unit) * unit
+    longest = 2 * least if is_interpreted else _PREFILL_CHUNK
+    chunk = _fit(longest, least, cells, capacity, _LATENT_CHUNK_BYTES)
+    step = least if is_interpreted else min(_PREFILL_STEP, chunk)
+    return Tilings(decode, Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1))
+
+
+def _fit(chunk: int, least: int, cells: Cells, tokens: int, budget: int = _CHUNK_BYTES) -> int:
     """No more than VMEM holds, and not twice the tokens that there are."""
-    while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > _CHUNK_BYTES:
+    while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > budget:
         chunk //= 2
     while chunk // 2 >= max(tokens, least):
         chunk //= 2

@@ -1,0 +1,88 @@
+"""A token that is one latent (MLA): the key of every query head, its first entries the value.
+
+Tokens lie in plain rows of whole lanes, so that keys and values are taken as they are: a value is
+the first registers of its key.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Float
+
+from paged.backends.pallas_tpu.cells import KEY, Cells, from_float8
+from paged.layouts import KVCache
+from paged.spec import AttentionSpec
+
+_LANES = 128
+
+
+def latent_cells(spec: AttentionSpec, cache: KVCache) -> "LatentCells":
+    """The tokens of a cache in layout `tpu_mla`."""
+    return LatentCells(
+        num_kv_heads=1, rows=1, lanes=cache.head_dim, dtype=cache.dtype, value_dim=spec.value_dim
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentCells(Cells):
+    """The shape of one latent in the cache.
+
+    Attributes:
+        value_dim: entries of a latent that are its value.
+    """
+
+    value_dim: int = _LANES
+
+    @property
+    def heads_per_step(self) -> int:
+        """There is one."""
+        return 1
+
+    @property
+    def value_lanes(self) -> int:
+        """Whole registers; what they hold beyond the value is cut from the result."""
+        return -(-self.value_dim // _LANES) * _LANES
+
+    @property
+    def vmem_bytes_per_token(self) -> int:
+        """Bytes of a token in VMEM."""
+        return self.lanes * self.buffer_dtype.itemsize
+
+    @property
+    def buffer_dtype(self) -> Any:
+        """8-bit floats are read by their bits, see `from_float8`."""
+        dtype = Cells.buffer_dtype.fget(self)
+        return dtype if dtype.itemsize > 1 else jnp.dtype(jnp.int8)
+
+    def tokens(self, data: jax.Array) -> jax.Array:
+        """The cache as the kernel reads it."""
+        is_read_as_is = data.dtype == self.buffer_dtype
+        return data if is_read_as_is else lax.bitcast_convert_type(data, self.buffer_dtype)
+
+    def buffer_shape(self, tokens: int) -> tuple[int, ...]:
+        """Tokens in VMEM."""
+        return (tokens, self.lanes)
+
+    def take(
+        self, buffer: Any, head: int, kind: int, dtype: Any, seen: Any = None
+    ) -> Float[jax.Array, "tokens lanes"]:
+        """Keys or values."""
+        loaded = buffer[...] if kind == KEY else buffer[:, : self.value_lanes]
+        if seen is None and self.dtype == jnp.dtype(dtype).name:
+            return loaded
+        wide = self._as_float32(loaded)
+        if seen is not None:
+            wide = jnp.where(seen, wide, 0.0)
+        return wide.astype(dtype)
+
+    def _as_float32(self, loaded: jax.Array) -> jax.Array:
+        if self.buffer_dtype != jnp.int8:
+            return loaded.astype(jnp.float32)
+        whole = loaded.astype(jnp.int32)
+        if self.dtype == "int8":
+            return whole.astype(jnp.float32)
+        byte = lax.bitcast_convert_type(whole, jnp.uint32) & jnp.uint32(0xFF)
+        return from_float8(byte, self.dtype)
