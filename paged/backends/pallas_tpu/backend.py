@@ -70,9 +70,10 @@ class PallasTpuBackend(KernelBackend):
 
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         stored_key = to_storage(jnp.asarray(key), cache.k_scale, cache.dtype)
-        stored_value = to_storage(jnp.asarray(value), cache.v_scale, cache.dtype)
+        if value is not None:
+            value = to_storage(jnp.asarray(value), cache.v_scale, cache.dtype)
         data = cache.layout.write(
-            jnp.asarray(cache.data), stored_key, stored_value, jnp.asarray(slot_mapping)
+            jnp.asarray(cache.data), stored_key, value, jnp.asarray(slot_mapping)
         )
         return cache.with_data(data)
 

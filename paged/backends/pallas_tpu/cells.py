@@ -91,11 +91,6 @@ class Cells:
         """Numbers of a value as the kernel computes it."""
         return self.lanes
 
-    @property
-    def buffer_dtype(self) -> Any:
-        """Of tokens in VMEM."""
-        return storage_dtype(self.dtype)
-
     def tokens(self, data: jax.Array) -> jax.Array:
         """The cache as the kernel reads it, `[num_blocks, block_size, *token, lanes]`.
 

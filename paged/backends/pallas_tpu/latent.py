@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from paged.backends.pallas_tpu.cells import KEY, Cells, from_float8
+from paged.dtypes import storage_dtype
 from paged.layouts import KVCache
 from paged.spec import AttentionSpec
 
@@ -49,22 +50,28 @@ class LatentCells(Cells):
     @property
     def vmem_bytes_per_token(self) -> int:
         """Bytes of a token in VMEM."""
-        return self.lanes * self.buffer_dtype.itemsize
-
-    @property
-    def buffer_dtype(self) -> Any:
-        """8-bit floats are read by their bits, see `from_float8`."""
-        dtype = Cells.buffer_dtype.fget(self)
-        return dtype if dtype.itemsize > 1 else jnp.dtype(jnp.int8)
+        return self.lanes * storage_dtype(self.dtype).itemsize
 
     def tokens(self, data: jax.Array) -> jax.Array:
-        """The cache as the kernel reads it."""
-        is_read_as_is = data.dtype == self.buffer_dtype
-        return data if is_read_as_is else lax.bitcast_convert_type(data, self.buffer_dtype)
+        """The cache as it is."""
+        return data
 
     def buffer_shape(self, tokens: int) -> tuple[int, ...]:
         """Tokens in VMEM."""
         return (tokens, self.lanes)
+
+    def blank(self, rows: Any, kept: Bool[jax.Array, "tokens lanes"]) -> None:
+        """Overwrites tokens of a ref with zeros, but for those to be kept."""
+        loaded = rows[...]
+        if self.packing == 4:
+            # 0 is 0 in each of the types.
+            whole = lax.bitcast_convert_type(loaded, jnp.int8).astype(jnp.int32)
+            rows[...] = lax.bitcast_convert_type(
+                jnp.where(kept, whole, 0).astype(jnp.int8), loaded.dtype
+            )
+        else:
+            # Not every generation selects among 16-bit numbers.
+            rows[...] = jnp.where(kept, loaded.astype(jnp.float32), 0.0).astype(loaded.dtype)
 
     def take(
         self, buffer: Any, head: int, kind: int, dtype: Any, seen: Any = None
@@ -79,10 +86,10 @@ class LatentCells(Cells):
         return wide.astype(dtype)
 
     def _as_float32(self, loaded: jax.Array) -> jax.Array:
-        if self.buffer_dtype != jnp.int8:
+        if self.packing < 4:
             return loaded.astype(jnp.float32)
-        whole = loaded.astype(jnp.int32)
         if self.dtype == "int8":
-            return whole.astype(jnp.float32)
+            return loaded.astype(jnp.int32).astype(jnp.float32)
+        whole = lax.bitcast_convert_type(loaded, jnp.int8).astype(jnp.int32)
         byte = lax.bitcast_convert_type(whole, jnp.uint32) & jnp.uint32(0xFF)
         return from_float8(byte, self.dtype)

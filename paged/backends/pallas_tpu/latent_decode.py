@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float
 
+from paged.backends.pallas_tpu.latent import LatentCells
 from paged.backends.pallas_tpu.plan import Plan
 from paged.backends.pallas_tpu.products import logits, mixture
 from paged.backends.pallas_tpu.rows import Rows
@@ -63,7 +64,8 @@ class _Piece:
         walk = stream.walk
         position = walk.first[held.item]
         start = (walk.start_block[held.item] + held.offset) * plan.block_size
-        self.tokens = tokens
+        assert isinstance(plan.cells, LatentCells)
+        self.cells, self.tokens = plan.cells, tokens
         self.item = lax.rem(held.item, plan.tiling.group)
         self.buffer = stream.buffers.at[slot, pl.ds(index * tokens, tokens)]
         # Keys in this range are seen, none where the piece is not in use.
@@ -89,10 +91,7 @@ class _Piece:
             offset = pl.multiple_of(index * strip, strip)
             rows = self.buffer.at[pl.ds(offset, strip)]
             token = offset + lax.broadcasted_iota(jnp.int32, rows.shape, 0)
-            # Through 32 bits: not every generation selects among narrower numbers.
-            wide = jnp.int32 if jnp.issubdtype(rows.dtype, jnp.integer) else jnp.float32
-            kept = jnp.where(self._is_seen(token), rows[...].astype(wide), 0)
-            rows[...] = kept.astype(rows.dtype)
+            self.cells.blank(rows, self._is_seen(token))
 
         lax.fori_loop(jnp.where(is_whole, strips, first), strips, one, None)
 

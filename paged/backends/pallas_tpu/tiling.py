@@ -131,7 +131,8 @@ def _latent_tilings(
     piece = _fit(max(longest, least), least, cells, capacity, _LATENT_CHUNK_BYTES)
     longest = 2 * piece if is_interpreted else max(_LATENT_CHUNK, piece)
     chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, _LATENT_CHUNK_BYTES)
-    group = 4 if is_interpreted else max(1, _LATENT_ROWS // max(spec.group_size, _SUBLANES))
+    heads = _LATENT_ROWS // (2 if cells.packing == 1 else 1)
+    group = 4 if is_interpreted else max(1, heads // max(spec.group_size, _SUBLANES))
     decode = Tiling(
         rows=1, chunk=chunk, piece=piece, step=piece, group=min(group, metadata.num_seqs)
     )
