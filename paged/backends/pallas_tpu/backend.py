@@ -88,7 +88,7 @@ class PallasTpuBackend(KernelBackend):
         on_device = jax.tree.map(jnp.asarray, (query, cache, metadata, sinks))
         query, cache, metadata, sinks = on_device
         if spec.is_latent:
-            cells: Cells = latent_cells(spec, cache)
+            cells: Cells = latent_cells(query, cache, spec)
         else:
             cells = Cells(
                 num_kv_heads=spec.num_kv_heads,

@@ -20,10 +20,15 @@ from paged.spec import AttentionSpec
 _LANES = 128
 
 
-def latent_cells(spec: AttentionSpec, cache: KVCache) -> "LatentCells":
+def latent_cells(query: jax.Array, cache: KVCache, spec: AttentionSpec) -> "LatentCells":
     """The tokens of a cache in layout `tpu_mla`."""
     return LatentCells(
-        num_kv_heads=1, rows=1, lanes=cache.head_dim, dtype=cache.dtype, value_dim=spec.value_dim
+        num_kv_heads=1,
+        rows=1,
+        lanes=cache.head_dim,
+        dtype=cache.dtype,
+        value_dim=spec.value_dim,
+        is_wide="float32" in (cache.dtype, query.dtype.name),
     )
 
 
@@ -33,9 +38,11 @@ class LatentCells(Cells):
 
     Attributes:
         value_dim: entries of a latent that are its value.
+        is_wide: whether products are of float32, whose queries take twice the VMEM.
     """
 
     value_dim: int = _LANES
+    is_wide: bool = False
 
     @property
     def heads_per_step(self) -> int:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paged.backends.pallas_tpu.cells import Cells
+from paged.backends.pallas_tpu.latent import LatentCells
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
 
 # Tokens of a product. A weight tile of a v6e or v7x matrix unit has 256 columns.
 _PIECE = 256
 _INTERPRETED_PIECE = 64
+_INTERPRETED_LATENT_PIECE = 32
 # A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
 _DECODE_CHUNK = 2048
 _PREFILL_CHUNK = 1024
@@ -95,7 +97,7 @@ def choose_tilings(
     is_interpreted: bool = False,
 ) -> Tilings:
     """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time."""
-    if spec.is_latent:
+    if isinstance(cells, LatentCells):
         return _latent_tilings(spec, cells, block_size, metadata, is_interpreted)
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
@@ -120,24 +122,24 @@ def choose_tilings(
 
 def _latent_tilings(
     spec: AttentionSpec,
-    cells: Cells,
+    cells: LatentCells,
     block_size: int,
     metadata: AttentionMetadata,
     is_interpreted: bool,
 ) -> Tilings:
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
-    least = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
+    least = max(_INTERPRETED_LATENT_PIECE if is_interpreted else _PIECE, block_size)
     longest = least if is_interpreted else _LATENT_PIECE
     piece = _fit(max(longest, least), least, cells, capacity, _LATENT_CHUNK_BYTES)
     longest = 2 * piece if is_interpreted else max(_LATENT_CHUNK, piece)
     chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, _LATENT_CHUNK_BYTES)
-    heads = _LATENT_ROWS // (2 if cells.packing == 1 else 1)
-    group = 4 if is_interpreted else max(1, heads // max(spec.group_size, _SUBLANES))
+    heads = _LATENT_ROWS // (2 if cells.is_wide else 1)
+    group = 2 if is_interpreted else max(1, heads // max(spec.group_size, _SUBLANES))
     decode = Tiling(
         rows=1, chunk=chunk, piece=piece, step=piece, group=min(group, metadata.num_seqs)
     )
     unit = _SUBLANES // math.gcd(_SUBLANES, spec.group_size)
-    rows = max(2, min(metadata.max_query_len, _LATENT_ROWS // spec.group_size))
+    rows = max(2, min(metadata.max_query_len, heads // spec.group_size))
     rows = -(-rows // unit) * unit
     longest = 2 * least if is_interpreted else _PREFILL_CHUNK
     chunk = _fit(longest, least, cells, capacity, _LATENT_CHUNK_BYTES)
