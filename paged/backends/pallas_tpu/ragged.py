@@ -17,8 +17,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float
 
-from paged.backends.pallas_tpu.cells import Cells
 from paged.backends.pallas_tpu import decode, latent_decode, prefill
+from paged.backends.pallas_tpu.cells import Cells
 from paged.backends.pallas_tpu.plan import LANES, Plan
 from paged.backends.pallas_tpu.products import LOG2_E
 from paged.backends.pallas_tpu.rows import Rows, finish
