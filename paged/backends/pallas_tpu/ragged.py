@@ -148,7 +148,7 @@ def _grid(plan: Plan, num_items: int) -> pltpu.PrefetchScalarGridSpec:
             pl.BlockSpec((tiling.group, plan.height, LANES), lambda group, *_: (group, 0, 0)),
         ],
         scratch_shapes=[
-            pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), cells.dtype),
+            pltpu.VMEM((2, *cells.buffer_shape(tiling.chunk)), jnp.dtype(cells.dtype)),
             pltpu.VMEM((*state, cells.value_lanes), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
             pltpu.VMEM((*state, LANES), jnp.float32),
