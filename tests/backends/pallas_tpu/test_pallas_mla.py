@@ -99,7 +99,7 @@ def test_what_is_refused():
 )
 def test_tiles_keep_to_the_smallest_vmem(num_heads, is_wide, rows, group):
     dtype = "float32" if is_wide else "bfloat16"
-    spec = Sizes(num_heads=num_heads).spec(TPU_MLA)
+    spec = Sizes(num_heads=num_heads, num_kv_heads=1).spec(TPU_MLA)
     cells = LatentCells(1, 1, 640, dtype, value_dim=512, is_wide=is_wide)
     lengths = [(200, 4096)] * 64
     metadata = _step(lengths, num_blocks=64 * 256 + 1)
@@ -118,5 +118,5 @@ def test_it_compiles_and_the_cache_is_not_copied(name, cache_dtype, query_len):
     problem = sizes.problem(TPU_MLA, BLOCK_SIZE)
     compiled = compile_call(PallasTpuBackend(), problem, TARGETS[name], "attend")
     assert compiled.status == "compiled", compiled.reason
-    assert compiled.temp_bytes is not None
-    assert compiled.temp_bytes < 4 << 20
+    assert compiled.temp_bytes is not None and compiled.argument_bytes is not None
+    assert compiled.temp_bytes < compiled.argument_bytes // 2
