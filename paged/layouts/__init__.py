@@ -9,6 +9,7 @@ from paged.layouts.catalog import (
     MLA,
     PACKED,
     PALLAS,
+    TPU_MLA,
     TPU_PACKED,
     get_layout,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "MLA",
     "PACKED",
     "PALLAS",
+    "TPU_MLA",
     "TPU_PACKED",
     "KVCache",
     "Layout",

@@ -10,10 +10,15 @@ PACKED = Layout("packed", "block head slot (kv dim)")
 # "pallas" as a TPU's memory wants it: whole 32-bit words of K and V beside each other, whole lanes.
 TPU_PACKED = Layout("tpu_packed", "block slot (head kv) dim", lanes=128, words=True)
 MLA = Layout("mla", "block slot latent")
+# "mla" in whole lanes, which a TPU's memory has anyway: so that a block is copied as it lies there.
+TPU_MLA = Layout("tpu_mla", "block slot latent", lanes=128)
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
-    for layout in (FLASH_ATTN, FLASHINFER, FLASHINFER_HND, PALLAS, PACKED, TPU_PACKED, MLA)
+    for layout in (
+        *(FLASH_ATTN, FLASHINFER, FLASHINFER_HND, PALLAS, PACKED, TPU_PACKED),
+        *(MLA, TPU_MLA),
+    )
 }
 """By name, in the order in which `layout="auto"` tries them where a backend has no preference."""
 

@@ -225,6 +225,8 @@ class Layout:
 
     def holds(self, shape: tuple[int, ...], num_kv_heads: int, head_dim: int) -> bool:
         """Whether an array of this shape is one for so many heads of this width."""
+        if self.is_latent and num_kv_heads != 1:
+            return False
         sizes = self.sizes(shape)
         size = {**sizes, "head": num_kv_heads, "dim": head_dim, "latent": head_dim}
         plain = tuple(math.prod(size[axis] for axis in dim) for dim in self.dimensions)

@@ -52,7 +52,7 @@ def entry(layout, array, block, slot, kv):
     order = [axis for axis in layout.axes if axis not in where]
     picked = apart[tuple(where.get(axis, slice(None)) for axis in layout.axes)]
     if layout.is_latent:
-        return picked[None, : VALUE_DIM if kv else DIM]
+        return picked[None, : VALUE_DIM if kv else None]
     picked = np.moveaxis(picked, [order.index(axis) for axis in ("kv", "head", "dim")], [0, 1, 2])
     return picked[kv]
 

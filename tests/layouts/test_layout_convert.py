@@ -104,6 +104,17 @@ def test_a_latent_layout_converts_to_another(library, random_bits):
     np.testing.assert_array_equal(library.bits(moved), data.transpose(2, 0, 1).view(np.uint16))
 
 
+def test_a_latent_in_whole_lanes_converts_there_and_back(library, random_bits):
+    data = random_bits(get_layout("mla").shape(5, LATENT), "bfloat16")
+    padded = convert(library.array(data), "mla", "tpu_mla")
+    assert tuple(padded.shape) == (5, 4, 128)
+    bits = library.bits(padded)
+    np.testing.assert_array_equal(bits[..., :8], data.view(np.uint16))
+    assert not bits[..., 8:].any()
+    back = convert(padded, "tpu_mla", "mla", spec=LATENT)
+    np.testing.assert_array_equal(library.bits(back), data.view(np.uint16))
+
+
 @pytest.mark.parametrize(
     ("src", "dst"),
     [

@@ -33,6 +33,7 @@ def spec_for(layout):
         ("packed", (10, 4, 16, 128), 1, True),
         ("tpu_packed", (10, 16, 4, 2, 128), 2, True),
         ("mla", (10, 16, 576), None, True),
+        ("tpu_mla", (10, 16, 640), None, True),
     ],
 )
 def test_the_layouts_by_hand(name, shape, sharding_axis, block_major):
@@ -45,7 +46,8 @@ def test_the_layouts_by_hand(name, shape, sharding_axis, block_major):
 
 def test_this_table_is_complete():
     assert set(LAYOUTS) == {
-        *("flash_attn", "flashinfer", "flashinfer_hnd", "pallas", "packed", "tpu_packed", "mla"),
+        *("flash_attn", "flashinfer", "flashinfer_hnd", "pallas", "packed", "tpu_packed"),
+        *("mla", "tpu_mla"),
     }
 
 
@@ -56,7 +58,7 @@ def test_sizes_undo_shape(layout):
     assert sizes["block"] == 10
     assert sizes["slot"] == 16
     if layout.is_latent:
-        assert sizes["latent"] == 576
+        assert sizes["latent"] == (640 if layout.is_padded else 576)
     else:
         width = 128 if layout.is_padded else 64
         assert (sizes["kv"], sizes["head"], sizes["dim"]) == (2, 4, width)
@@ -69,8 +71,10 @@ def test_sizes_undo_shape(layout):
 @pytest.mark.parametrize("target", [None, "cpu", "cuda", "rocm"])
 def test_a_page_is_dense_where_memory_is_linear(layout, target):
     spec = spec_for(layout)
-    padding = 2 if layout.is_padded else 1
-    assert layout.page_bytes(spec, target=target) == padding * 16 * spec.bytes_per_token
+    dense = 16 * spec.bytes_per_token
+    padded = dense * 640 // 576 if layout.is_latent else 2 * dense
+    expected = padded if layout.is_padded else dense
+    assert layout.page_bytes(spec, target=target) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,8 +106,18 @@ def test_a_page_on_a_tpu_is_padded_to_tiles(name, changes, rows, lanes):
     assert layout.page_bytes(spec, target="tpu") == outer * rows * lanes * itemsize
 
 
-def test_a_latent_on_a_tpu_pads_576_to_640():
-    assert get_layout("mla").page_bytes(LATENT, target="tpu") == 16 * 640 * 2
+@pytest.mark.parametrize("layout", ["mla", "tpu_mla"])
+def test_a_latent_on_a_tpu_pads_576_to_640(layout):
+    assert get_layout(layout).page_bytes(LATENT, target="tpu") == 16 * 640 * 2
+
+
+def test_an_array_of_latents_holds_one_head_of_any_width_up_to_its_lanes():
+    layout = get_layout("tpu_mla")
+    shape = layout.shape(10, LATENT)
+    assert [layout.holds(shape, 1, width) for width in (512, 513, 640, 641)] == [
+        *(False, True, True, False)
+    ]
+    assert not layout.holds(shape, 2, 576)
 
 
 def test_rows_on_a_tpu_as_its_compiler_lays_them_out():

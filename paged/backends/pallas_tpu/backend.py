@@ -12,13 +12,15 @@ from paged.backends.base import Capabilities, KernelBackend
 from paged.backends.loops import LoopTrips
 from paged.backends.pallas_tpu.cells import Cells
 from paged.backends.pallas_tpu.interpreting import strict, watching
+from paged.backends.pallas_tpu.latent import latent_cells
 from paged.backends.pallas_tpu.plan import LANES
 from paged.backends.pallas_tpu.ragged import ragged_attention
 from paged.backends.pallas_tpu.tiling import Tilings, choose_tilings
 from paged.backends.pallas_tpu.trips import loop_trips
 from paged.backends.pallas_tpu.write import write_cells
+from paged.backends.pallas_tpu.write_latents import write_latents
 from paged.backends.xla.quantize import to_storage
-from paged.layouts import PALLAS, TPU_PACKED, KVCache, Layout
+from paged.layouts import PALLAS, TPU_MLA, TPU_PACKED, KVCache, Layout
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
 
@@ -38,7 +40,7 @@ class PallasTpuBackend(KernelBackend):
 
     name = "pallas_tpu"
     platform = "tpu"
-    layouts = (TPU_PACKED, PALLAS)
+    layouts = (TPU_PACKED, PALLAS, TPU_MLA)
     capabilities = Capabilities(
         query_dtypes=("float32", "bfloat16"),
         cache_dtypes=("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"),
@@ -80,11 +82,15 @@ class PallasTpuBackend(KernelBackend):
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         self._refuse(_gaps(cache.layout, _cache_spec(cache)))
         stored_key = to_storage(jnp.asarray(key), cache.k_scale, cache.dtype)
-        stored_value = to_storage(jnp.asarray(value), cache.v_scale, cache.dtype)
-        data = jnp.asarray(cache.data)
-        cells = cache.layout.cells(data, stored_key, stored_value)
-        slots = jnp.asarray(slot_mapping)
-        return cache.with_data(write_cells(data, cells, slots, interpret=self.interpret))
+        data, slots = jnp.asarray(cache.data), jnp.asarray(slot_mapping)
+        if cache.layout.is_latent:
+            cells = cache.layout.cells(data, stored_key, None)
+            written = write_latents(data, cells, slots, interpret=self.interpret)
+        else:
+            stored_value = to_storage(jnp.asarray(value), cache.v_scale, cache.dtype)
+            cells = cache.layout.cells(data, stored_key, stored_value)
+            written = write_cells(data, cells, slots, interpret=self.interpret)
+        return cache.with_data(written)
 
     def _attend(
         self,
@@ -102,8 +108,8 @@ class PallasTpuBackend(KernelBackend):
             metadata,
             spec,
             sinks,
-            cells=self._cells(cache, spec),
-            tilings=self._tilings(cache, metadata, spec),
+            cells=self._cells(query, cache, spec),
+            tilings=self._tilings(query, cache, metadata, spec),
             interpret=self.interpret,
         )
         return AttentionOutput(*result)
@@ -112,11 +118,12 @@ class PallasTpuBackend(KernelBackend):
         self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
     ) -> tuple[LoopTrips, ...]:
         """How often its loops run in a full step, for `paged lab`; see `paged.backends.loops`."""
-        del query
-        tilings = self._tilings(cache, metadata, spec)
+        tilings = self._tilings(query, cache, metadata, spec)
         return loop_trips(metadata, spec, cache.block_size, tilings)
 
-    def _cells(self, cache: KVCache, spec: AttentionSpec) -> Cells:
+    def _cells(self, query: Any, cache: KVCache, spec: AttentionSpec) -> Cells:
+        if spec.is_latent:
+            return latent_cells(query, cache, spec)
         return Cells(
             num_kv_heads=spec.num_kv_heads,
             rows=2 * cache.num_kv_heads,
@@ -126,10 +133,12 @@ class PallasTpuBackend(KernelBackend):
             is_interpreted=bool(self.interpret),
         )
 
-    def _tilings(self, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec) -> Tilings:
+    def _tilings(
+        self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> Tilings:
         return self.tilings or choose_tilings(
             spec,
-            self._cells(cache, spec),
+            self._cells(query, cache, spec),
             cache.block_size,
             metadata,
             is_interpreted=bool(self.interpret),
@@ -146,6 +155,8 @@ def _gaps(layout: Layout, cache_spec: KVCacheSpec) -> list[str]:
     Compiled for v4 and v6e: 6 and 12 rows of 128 from 64 blocks on, 16 rows of 64 from 1,024
     blocks on; libtpu 0.0.52, 2026-11-30.
     """
+    if layout.is_latent:
+        return []
     if cache_spec.head_dim > _MOST_LANES:
         return [f"head_dim {cache_spec.head_dim}, accepted: up to {_MOST_LANES}"]
     is_dense = layout.page_bytes(cache_spec, target="tpu") == layout.page_bytes(cache_spec)

@@ -89,6 +89,18 @@ class Cells:
         lanes = max(self.lanes, 128)
         return self.pitch * lanes * _WORD_BYTES
 
+    @property
+    def value_lanes(self) -> int:
+        """Numbers of a value as the kernel computes it."""
+        return self.lanes
+
+    def tokens(self, data: jax.Array) -> jax.Array:
+        """The cache as the kernel reads it, `[num_blocks, block_size, *token, lanes]`.
+
+        The bytes lie in this order already: on a TPU this is no copy (asserted in the tests).
+        """
+        return data.reshape(*data.shape[:2], self.words, self.packing, self.lanes)
+
     def buffer_shape(self, tokens: int) -> tuple[int, ...]:
         """Tokens in VMEM, a pitch apart."""
         return (tokens, self.pitch, self.packing, self.lanes)
@@ -120,7 +132,7 @@ class Cells:
         if self.dtype == "int8":
             left = lax.shift_left(lax.bitcast_convert_type(shifted, jnp.int32), jnp.int32(24))
             return lax.shift_right_arithmetic(left, jnp.int32(24)).astype(jnp.float32).astype(dtype)
-        return _float8(shifted & jnp.uint32(0xFF), self.dtype).astype(dtype)
+        return from_float8(shifted & jnp.uint32(0xFF), self.dtype).astype(dtype)
 
     def blank(self, buffer: Any, begin: Any, end: Any) -> None:
         """Zeroes the tokens of a buffer that are not in `[begin, end)`."""
@@ -149,7 +161,7 @@ class Cells:
         return rows[pl.ds(word, tokens, stride=self.pitch), :]
 
 
-def _float8(byte: jax.Array, dtype: str) -> jax.Array:
+def from_float8(byte: jax.Array, dtype: str) -> jax.Array:
     """The value of an 8-bit float in the low byte of a word, as float32.
 
     By its bits: which generations convert such types differs, and this compiles on all. Exponent

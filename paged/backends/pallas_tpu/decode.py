@@ -70,7 +70,7 @@ class _Piece:
         # Keys before this index are seen, none where the piece is not in use.
         end = jnp.where(held.count > 0, position + 1 - start, 0)
         key = lax.broadcasted_iota(jnp.int32, (plan.height, tokens), 1)
-        token = lax.broadcasted_iota(jnp.int32, (tokens, plan.cells.lanes), 0)
+        token = lax.broadcasted_iota(jnp.int32, (tokens, plan.cells.value_lanes), 0)
         self.mask, self.seen = key < end, token < end
         if plan.spec.window is not None:
             begin = position + 1 - plan.spec.window - start

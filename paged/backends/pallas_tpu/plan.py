@@ -50,6 +50,11 @@ class Plan:
         return self.cells.heads_per_step * self.cells.lanes
 
     @property
+    def by_columns(self) -> bool:
+        """Whether a query is a column of a matrix (`columns`), not a row (`tiles`)."""
+        return self.tiling.rows > 1 and not self.spec.is_latent
+
+    @property
     def pieces(self) -> int:
         """Pieces of a chunk; see `stream`."""
         return self.tiling.chunk // self.tiling.piece

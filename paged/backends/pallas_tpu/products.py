@@ -62,7 +62,7 @@ def mixture(
 
 def own_columns(plan: Plan, products: Float[jax.Array, "M columns"]) -> Float[jax.Array, "M lanes"]:
     """Of products with the values of several heads, those with each row's own head."""
-    lanes = plan.cells.lanes
+    lanes = plan.cells.value_lanes
     mixed = products[:, :lanes]
     row = lax.broadcasted_iota(jnp.int32, mixed.shape, 0)
     for head in range(1, plan.cells.heads_per_step):

@@ -17,7 +17,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float
 
-from paged.backends.pallas_tpu import columns, decode, prefill, tiles
+from paged.backends.pallas_tpu import (
+    columns,
+    decode,
+    latent_decode,
+    latent_prefill,
+    prefill,
+    tiles,
+)
 from paged.backends.pallas_tpu.cells import Cells
 from paged.backends.pallas_tpu.plan import LANES, Plan
 from paged.backends.pallas_tpu.products import LOG2_E
@@ -47,7 +54,7 @@ def ragged_attention(
 
     Args:
         query: queries of this step.
-        cache: in layout `pallas` or `tpu_packed`.
+        cache: in layout `pallas`, `tpu_packed` or `tpu_mla`.
         metadata: the step.
         spec: the arithmetic.
         sinks: where the spec has them.
@@ -96,10 +103,6 @@ def _attend(
     num_items = scalars.blocks.shape[0]
     matrices = arrangement.to_matrices(query.astype(plan.compute_dtype), cut_tiles, spec, cells)
     matrices = jnp.pad(matrices, ((0, num_items - matrices.shape[0]), (0, 0), (0, 0), (0, 0)))
-    # The bytes lie in this order already: on a TPU this is no copy (asserted in the tests).
-    tokens = cache.data.reshape(
-        cache.num_blocks, plan.block_size, cells.words, cells.packing, cells.lanes
-    )
     out_shape, number_shape, lse_shape = _shapes(plan)
     numbers = (
         *_row_numbers(plan, cache, sinks),
@@ -129,7 +132,7 @@ def _attend(
                 *state,
                 pltpu.SMEM((1 + Stream.state_size(plan.pieces),), jnp.int32),
                 pltpu.SemaphoreType.DMA((2,)),
-                *([] if tiling.rows == 1 else columns.scratch(plan)),
+                *(columns.scratch(plan) if plan.by_columns else []),
             ],
         ),
         out_shape=(
@@ -143,21 +146,21 @@ def _attend(
             vmem_limit_bytes=_vmem_limit(plan),
         ),
         interpret=interpret,
-    )(*scalars, matrices, *numbers, tokens)
+    )(*scalars, matrices, *numbers, cells.tokens(cache.data))
     return arrangement.to_tokens(out, lse, cut_tiles, spec, cells)
 
 
 def _arrangement(plan: Plan) -> Any:
     """The module that arranges queries for the kernel and results for the caller."""
-    return tiles if plan.tiling.rows == 1 else columns
+    return columns if plan.by_columns else tiles
 
 
 def _shapes(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Of an item's output, of the numbers kept beside it, and of its lse."""
-    if plan.tiling.rows > 1:
+    if plan.by_columns:
         return columns.shapes(plan)
     item = (plan.steps, plan.height)
-    return (*item, plan.cells.lanes), (*item, LANES), (plan.height, LANES)
+    return (*item, plan.cells.value_lanes), (*item, LANES), (plan.height, LANES)
 
 
 def _of_group(group: int, shape: tuple[int, ...]) -> pl.BlockSpec:
@@ -174,10 +177,10 @@ def _vmem_limit(plan: Plan) -> int:
     """Bytes of VMEM asked for: buffers, state, queries and results twice, logits."""
     cells, tiling = plan.cells, plan.tiling
     buffers = 2 * tiling.chunk * cells.vmem_bytes_per_token
-    if tiling.rows > 1:
+    if plan.by_columns:
         return buffers + columns.vmem_bytes(plan) + (2 << 20)
     rows = tiling.group * plan.steps * plan.height
-    lanes = max(cells.lanes, LANES)
+    lanes = max(cells.value_lanes, LANES)
     state = rows * 4 * (lanes + 2 * LANES)
     blocks = 2 * rows * 4 * (plan.columns + lanes + LANES)
     logits = plan.steps * plan.height * tiling.chunk * 6
@@ -200,7 +203,9 @@ def _row_numbers(
     sink = jnp.full((spec.num_heads,), -jnp.inf, jnp.float32)
     if sinks is not None:
         sink = sinks.astype(jnp.float32) * jnp.float32(LOG2_E)
-    numbers = per_head(cache.k_scale) * jnp.float32(spec.scale * unit), per_head(cache.v_scale)
+    # A latent is key and value in one.
+    v_scale = cache.k_scale if spec.is_latent else cache.v_scale
+    numbers = per_head(cache.k_scale) * jnp.float32(spec.scale * unit), per_head(v_scale)
     factor, out_factor, sink = (
         _arrangement(plan).by_row(each, spec, plan.cells, plan.tiling.rows)
         for each in (*numbers, sink)
@@ -260,25 +265,32 @@ def _kernel(
 
     def one(index: Any, _: None) -> None:
         slot = jnp.bitwise_and(counters[used], 1)
-        if plan.tiling.rows == 1:
-            stream.wait(slot)
-            decode.take_in(plan, stream, slot, query, rows, state)
-        else:
+        if plan.by_columns:
             is_last = index == chunks[group] - 1
             prefill.take_in(plan, stream, slot, is_last, query, rows, state, *work)
+        else:
+            stream.wait(slot)
+            _by_rows(plan).take_in(plan, stream, slot, query, rows, state)
         stream.start_next()
         counters[used] += 1
 
     @pl.when(chunks[group] > 0)
     def _() -> None:
-        if plan.tiling.rows == 1:
-            state.clear()
-        else:
+        if plan.by_columns:
             slot = jnp.bitwise_and(counters[used], 1)
             prefill.open_tile(plan, stream, slot, query, state, *work)
+        else:
+            state.clear()
         lax.fori_loop(0, chunks[group], one, None)
-        if plan.tiling.rows == 1:
+        if plan.by_columns:
+            prefill.finish(plan, rows, state, out, lse)
+        else:
             for item in range(plan.tiling.group):
                 finish(plan, item, rows, state, out, lse)
-        else:
-            prefill.finish(plan, rows, state, out, lse)
+
+
+def _by_rows(plan: Plan) -> Any:
+    """The module that takes in a chunk, where a query is a row of a matrix."""
+    if not plan.spec.is_latent:
+        return decode
+    return latent_decode if plan.tiling.rows == 1 else latent_prefill

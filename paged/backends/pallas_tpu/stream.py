@@ -71,8 +71,8 @@ class Stream:
 
     Args:
         walk: refs in SMEM.
-        cache: ref `[num_blocks, block_size, words, packing, lanes]` in HBM.
-        buffers: ref `[2, tokens of a chunk, pitch, packing, lanes]` in VMEM.
+        cache: ref `[num_blocks, block_size, *token, lanes]` in HBM.
+        buffers: ref `[2, tokens of a chunk, *token or larger, lanes]` in VMEM.
         semaphores: two, for copies.
         state: ref `[Stream.state_size(pieces)]` int32 in SMEM.
         group: items in a group.
@@ -239,6 +239,7 @@ class Stream:
         pltpu.make_async_copy(place, place, self.semaphores.at[slot]).wait()
 
     def _place(self, slot: Any, index: Any, blocks: int) -> Any:
-        block_size, words = self.cache.shape[1:3]
+        block_size, *token = self.cache.shape[1:]
         tokens = pl.ds(index * block_size, blocks * block_size)
-        return self.buffers.at[slot, tokens, pl.ds(0, words)]
+        # What the buffer has beyond a token's own size is its pitch.
+        return self.buffers.at[(slot, tokens, *(pl.ds(0, size) for size in token[:-1]))]

@@ -112,9 +112,9 @@ def to_tokens(
     together, rows = cells.heads_per_step, tiles.token.shape[1]
     used = rows * spec.group_size
     split = (num_tiles, steps, together, height // together)
-    heads = out[..., : spec.head_dim].reshape(*split, spec.head_dim)[:, :, :, :used]
-    heads = heads.reshape(num_tiles, steps, together, rows, spec.group_size, spec.head_dim)
-    heads = heads.transpose(0, 3, 1, 2, 4, 5).reshape(-1, spec.num_heads, spec.head_dim)
+    heads = out[..., : spec.value_dim].reshape(*split, spec.value_dim)[:, :, :, :used]
+    heads = heads.reshape(num_tiles, steps, together, rows, spec.group_size, spec.value_dim)
+    heads = heads.transpose(0, 3, 1, 2, 4, 5).reshape(-1, spec.num_heads, spec.value_dim)
     sums = lse[:, :, :steps].transpose(0, 2, 1).reshape(split)[:, :, :, :used]
     sums = sums.reshape(num_tiles, steps, together, rows, spec.group_size)
     sums = sums.transpose(0, 3, 1, 2, 4).reshape(-1, spec.num_heads)

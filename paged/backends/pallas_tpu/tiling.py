@@ -1,17 +1,20 @@
 """Tile sizes, all in one place, each with its reason."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jax.experimental.pallas import tpu as pltpu
 
 from paged.backends.pallas_tpu.cells import Cells
+from paged.backends.pallas_tpu.latent import LatentCells
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
 
 # Tokens of a product. A weight tile of a v6e or v7x matrix unit has 256 columns.
 _PIECE = 256
 _INTERPRETED_PIECE = 64
+_INTERPRETED_LATENT_PIECE = 32
 # A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
 _DECODE_CHUNK = 2048
 _PREFILL_CHUNK = 512
@@ -31,6 +34,19 @@ _STATE_BYTES = 6 << 20
 _CHUNK_BYTES = 20 << 20
 _CHUNK_SHARE = 0.6
 _LEAST_VMEM = 16 << 20
+
+# Latents. Bundles a token of the decode, v6e, 128 heads, chunk/piece (paged lab, libtpu 0.0.52):
+# 4096/2048 0.99, 4096/1024 1.02, 4096/512 1.23, 2048/1024 1.19, 2048/512 1.34, 2048/256 2.29.
+_LATENT_CHUNK = 4096
+_LATENT_PIECE = 1024
+# Query heads times queries, in a tile or of all sequences in a group: at 512 + 64 a row takes 9 KB
+# of VMEM, and with two chunks of bfloat16 that is 15 of the 16 MiB of v4.
+_LATENT_ROWS = 512
+_LATENT_CHUNK_BYTES = 10 << 20
+_LATENT_PREFILL_CHUNK = 1024
+_LATENT_PREFILL_STEP = 512
+
+_SUBLANES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,8 @@ def choose_tilings(
     is_interpreted: bool = False,
 ) -> Tilings:
     """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time."""
+    if isinstance(cells, LatentCells):
+        return _latent_tilings(spec, cells, block_size, metadata, is_interpreted)
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
     longest = 2 * piece if is_interpreted else _DECODE_CHUNK
@@ -115,9 +133,36 @@ def _prefill_rows(spec: AttentionSpec, cells: Cells, longest: int) -> int:
     return max(2, columns // spec.group_size)
 
 
-def _fit(chunk: int, least: int, cells: Cells, tokens: int) -> int:
+def _latent_tilings(
+    spec: AttentionSpec,
+    cells: LatentCells,
+    block_size: int,
+    metadata: AttentionMetadata,
+    is_interpreted: bool,
+) -> Tilings:
+    capacity = max(block_size, metadata.block_table.shape[1] * block_size)
+    least = max(_INTERPRETED_LATENT_PIECE if is_interpreted else _PIECE, block_size)
+    longest = least if is_interpreted else _LATENT_PIECE
+    piece = _fit(max(longest, least), least, cells, capacity, _LATENT_CHUNK_BYTES)
+    longest = 2 * piece if is_interpreted else max(_LATENT_CHUNK, piece)
+    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, _LATENT_CHUNK_BYTES)
+    heads = _LATENT_ROWS // (2 if cells.is_wide else 1)
+    group = 2 if is_interpreted else max(1, heads // max(spec.group_size, _SUBLANES))
+    decode = Tiling(
+        rows=1, chunk=chunk, piece=piece, step=piece, group=min(group, metadata.num_seqs)
+    )
+    unit = _SUBLANES // math.gcd(_SUBLANES, spec.group_size)
+    rows = max(2, min(metadata.max_query_len, heads // spec.group_size))
+    rows = -(-rows // unit) * unit
+    longest = 2 * least if is_interpreted else _LATENT_PREFILL_CHUNK
+    chunk = _fit(longest, least, cells, capacity, _LATENT_CHUNK_BYTES)
+    step = least if is_interpreted else min(_LATENT_PREFILL_STEP, chunk)
+    return Tilings(decode, Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1))
+
+
+def _fit(chunk: int, least: int, cells: Cells, tokens: int, budget: int = _CHUNK_BYTES) -> int:
     """No more than VMEM holds, and not twice the tokens that there are."""
-    room = min(_CHUNK_BYTES, int(_CHUNK_SHARE * vmem_bytes()))
+    room = min(budget, int(_CHUNK_SHARE * vmem_bytes()))
     while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > room:
         chunk //= 2
     while chunk // 2 >= max(tokens, least):
