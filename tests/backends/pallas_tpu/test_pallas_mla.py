@@ -118,5 +118,6 @@ def test_it_compiles_and_the_cache_is_not_copied(name, cache_dtype, query_len):
     problem = sizes.problem(TPU_MLA, BLOCK_SIZE)
     compiled = compile_call(PallasTpuBackend(), problem, TARGETS[name], "attend")
     assert compiled.status == "compiled", compiled.reason
-    assert compiled.temp_bytes is not None and compiled.argument_bytes is not None
+    assert compiled.temp_bytes is not None
+    assert compiled.argument_bytes is not None
     assert compiled.temp_bytes < compiled.argument_bytes // 2
