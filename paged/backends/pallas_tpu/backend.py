@@ -64,9 +64,9 @@ class PallasTpuBackend(KernelBackend):
         if not spec.is_latent and spec.head_dim not in _HEAD_DIMS:
             accepted = ", ".join(str(size) for size in _HEAD_DIMS)
             reasons.append(f"head_dim {spec.head_dim}, accepted: {accepted}")
-        if reasons or cache_spec is None:
+        if reasons or cache_spec is None or spec.is_latent:
             return reasons
-        return _latent_reasons(cache_spec) if spec.is_latent else _row_reasons(layout, cache_spec)
+        return _row_reasons(layout, cache_spec)
 
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         stored_key = to_storage(jnp.asarray(key), cache.k_scale, cache.dtype)
@@ -111,10 +111,6 @@ class PallasTpuBackend(KernelBackend):
             interpret=self.interpret,
         )
         return AttentionOutput(*result)
-
-
-def _latent_reasons(cache_spec: KVCacheSpec) -> list[str]:
-    return []
 
 
 def _row_reasons(layout: Layout, cache_spec: KVCacheSpec) -> list[str]:
