@@ -1,6 +1,8 @@
 """Tile sizes, all in one place, each with its reason."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jax.experimental.pallas import tpu as pltpu
@@ -79,6 +81,10 @@ class Tilings(NamedTuple):
     prefill: Tiling
 
 
+Sizes = Mapping[str, int]
+"""Sizes of a tuned file: piece and chunk of a decode; rows, chunk and step of a prefill."""
+
+
 def choose_tilings(
     spec: AttentionSpec,
     cells: Cells,
@@ -86,12 +92,28 @@ def choose_tilings(
     metadata: AttentionMetadata,
     *,
     is_interpreted: bool = False,
+    tuned: Mapping[str, Sizes] = MappingProxyType({}),
 ) -> Tilings:
-    """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time."""
+    """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time.
+
+    Args:
+        spec: the attention.
+        cells: the shape of a token in the cache.
+        block_size: tokens per block.
+        metadata: the step.
+        is_interpreted: whether an interpreter runs the kernels.
+        tuned: sizes to take for "decode" and "prefill", cut down to this step and to VMEM.
+    """
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
     longest = 2 * piece if is_interpreted else _DECODE_CHUNK
-    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity)
+    room = _CHUNK_BYTES
+    if sizes := tuned.get("decode"):
+        # No sequence fills more than the power of two over its capacity.
+        most = max(_PIECE, 1 << (capacity - 1).bit_length())
+        piece = max(min(sizes["piece"], most), block_size)
+        longest, room = sizes["chunk"], vmem_bytes()
+    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, room)
     decode = Tiling(
         rows=1,
         chunk=chunk,
@@ -99,19 +121,22 @@ def choose_tilings(
         step=piece,
         group=min(2 if is_interpreted else _GROUP, metadata.num_seqs),
     )
-    rows = max(1, min(metadata.max_query_len, _ROWS // (spec.group_size * cells.heads_per_step)))
+    sizes = tuned.get("prefill", {})
+    most = sizes.get("rows", _ROWS // (spec.group_size * cells.heads_per_step))
+    rows = max(1, min(metadata.max_query_len, most))
     # Whole sublanes: 8 queries of any group size fill them.
     rows = max(8, rows // 8 * 8)
+    piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
     longest = 2 * piece if is_interpreted else _PREFILL_CHUNK
-    chunk = _fit(longest, piece, cells, capacity)
-    step = piece if is_interpreted else min(_PREFILL_STEP, chunk)
+    chunk = _fit(sizes.get("chunk", longest), piece, cells, capacity, _CHUNK_BYTES)
+    step = piece if is_interpreted else min(sizes.get("step", _PREFILL_STEP), chunk)
     prefill = Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1)
     return Tilings(decode, prefill)
 
 
-def _fit(chunk: int, least: int, cells: Cells, tokens: int) -> int:
-    """No more than VMEM holds, and not twice the tokens that there are."""
-    room = min(_CHUNK_BYTES, int(_CHUNK_SHARE * vmem_bytes()))
+def _fit(chunk: int, least: int, cells: Cells, tokens: int, room: int) -> int:
+    """No more than VMEM and `room` hold, and not twice the tokens that there are."""
+    room = min(room, int(_CHUNK_SHARE * vmem_bytes()))
     while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > room:
         chunk //= 2
     while chunk // 2 >= max(tokens, least):
