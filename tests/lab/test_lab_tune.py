@@ -285,9 +285,12 @@ def test_a_tuned_size_is_cut_down_to_the_call(tuned_to):
         tuned_to({"piece": 512, "chunk": 4096})
         assert taken(replace(STEP, block_size=256)).decode == Tiling(1, 4096, 512, 512, 32)
         short = replace(STEP, kv_tokens=256, num_seqs=2)
-        assert taken(short).decode == Tiling(1, 512, 256, 256, 2)
+        assert taken(short).decode == Tiling(1, 512, 256, 256, 2), "no piece is ever full"
+        assert taken(replace(STEP, kv_tokens=256)).decode.chunk == 2048, "and untuned all along"
+        assert taken(replace(STEP, kv_tokens=320)).decode == Tiling(1, 4096, 512, 512, 32)
         tuned_to({"piece": 128, "chunk": 1024})
-        assert taken(replace(STEP, block_size=256)).decode.piece == 256
+        wide = taken(replace(STEP, block_size=256)).decode
+        assert wide == Tiling(1, 2048, 256, 256, 32), "a block does not fit into a piece"
         tuned_to({"piece": 128, "chunk": 1 << 20})
         # 4,608 bytes of VMEM a token and buffer: 8,192 of them are 72 of 128 MiB.
         assert taken(replace(STEP, kv_tokens=1 << 20)).decode.chunk == 8192
@@ -343,8 +346,8 @@ def test_sizes_that_no_kernel_could_take(tuned_to, sizes, shape, message):
 def test_candidates_differ_and_start_with_the_untuned_sizes(target, tuned_to):
     backend, step = PallasTpuBackend(), replace(STEP, num_seqs=4, query_len=128)
     with on(TARGETS[target].device_kind):
-        tuned_to({"piece": 16, "chunk": 16}, kind=TARGETS[target].device_kind)
-        assert taken().decode.piece == 64, "the file is read, cut to a block"
+        tuned_to({"piece": 64, "chunk": 64}, kind=TARGETS[target].device_kind)
+        assert taken().decode.piece == 64, "the file is read"
     for problem, call in ((STEP, "decode"), (step, "prefill")):
         offered = find_candidates(backend, problem, TARGETS[target])
         first, *others = offered.options.values()

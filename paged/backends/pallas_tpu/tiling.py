@@ -102,17 +102,18 @@ def choose_tilings(
         block_size: tokens per block.
         metadata: the step.
         is_interpreted: whether an interpreter runs the kernels.
-        tuned: sizes to take for "decode" and "prefill", cut down to this step and to VMEM.
+        tuned: sizes to take for "decode" and "prefill", cut down to this step and to VMEM;
+            those of a decode are left aside where blocks or sequences do not fit its piece.
     """
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
     longest = 2 * piece if is_interpreted else _DECODE_CHUNK
     room = _CHUNK_BYTES
-    if sizes := tuned.get("decode"):
-        # No sequence fills more than the power of two over its capacity.
-        most = max(_PIECE, 1 << (capacity - 1).bit_length())
-        piece = max(min(sizes["piece"], most), block_size)
-        longest, room = sizes["chunk"], vmem_bytes()
+    sizes = tuned.get("decode", {})
+    # No sequence fills more than the power of two over its capacity. Another piece with the tuned
+    # chunk was not chosen: 256 with 4,096 in place of 512 costs 1.33x (v6e, group 8; 2026-11-30).
+    if block_size <= sizes.get("piece", 0) <= max(_PIECE, 1 << (capacity - 1).bit_length()):
+        piece, longest, room = sizes["piece"], sizes["chunk"], vmem_bytes()
     chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, room)
     decode = Tiling(
         rows=1,
