@@ -7,6 +7,8 @@ wants its cost per token counted by `paged lab` offers one method beside those o
 
 The arguments are those of `attend`, as shapes. The step meant is a full one: every sequence has
 `metadata.max_seq_len` tokens, `metadata.max_query_len` of them queries.
+
+A backend with sizes to choose has them tried out by `paged.backends.tuned`.
 """
 
 from dataclasses import dataclass

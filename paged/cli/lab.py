@@ -1,6 +1,7 @@
 """`paged lab`: compile kernels for hardware that is not there, and count what they cost."""
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from paged.cli.console import JsonOption, note, print_json
 
 if TYPE_CHECKING:
     from paged.lab.measure import Measurement
+    from paged.lab.tune import Choice
 
 app = typer.Typer(
     help="Compile kernels for hardware that is not there, and count what they cost.",
@@ -189,6 +191,76 @@ def compare(
 
 
 @app.command()
+def tune(
+    context: typer.Context,
+    backend: Annotated[str, typer.Argument(help="A listed backend, or package.module:Class.")],
+    target: TargetOption = "all",
+    layout: LayoutOption = "auto",
+    block_size: BlockSizeOption = "64",
+    num_heads: NumHeadsOption = None,
+    num_kv_heads: NumKvHeadsOption = 8,
+    head_dim: HeadDimOption = 128,
+    kv_tokens: KvTokensOption = 4096,
+    num_seqs: NumSeqsOption = 32,
+    query_len: QueryLenOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    query_dtype: QueryDtypeOption = "bfloat16",
+    window: WindowOption = None,
+    soft_cap: SoftCapOption = None,
+    sinks: SinksOption = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the choices into this file; its other entries stay."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose a backend's tile sizes by their counts; exit code 1 if none could be counted.
+
+    Problems that differ in layout and block size alone are chosen for together.
+
+    \b
+    Example:
+      paged lab tune pallas_tpu --target v6e
+      paged lab tune pallas_tpu --target all --out paged/backends/pallas_tpu/tuned.json
+    """
+    from paged.backends.tuned import read_tuned
+    from paged.lab import get_targets
+    from paged.lab.asks import Sizes, asks, chosen_block_sizes, chosen_layouts
+    from paged.lab.baseline import installed_versions
+    from paged.lab.lookup import find_backend
+    from paged.lab.requirements import require
+    from paged.lab.tune import tune as choose
+    from paged.lab.tune import updated, write_tuned
+
+    sizes = Sizes(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        window=window,
+        soft_cap=soft_cap,
+        has_sinks=sinks,
+        num_seqs=num_seqs,
+        kv_tokens=kv_tokens,
+        query_len=query_len,
+        cache_dtype=dtype,
+        query_dtype=query_dtype,
+    )
+    targets = get_targets(target)
+    for one in targets:
+        require(one)
+    known = read_tuned(out) if out is not None and out.exists() else None
+    found = find_backend(backend)
+    wanted = asks(found, chosen_layouts(found, layout), chosen_block_sizes(block_size), sizes)
+    choices = [choice for one in targets for choice in choose(one, wanted, tell=note)]
+    _show_choices(choices, as_json)
+    if out is not None:
+        write_tuned(out, updated(known, choices, _command(context), installed_versions()))
+        note(f"choices written to {out}")
+    if any(choice.chosen is None for choice in choices):
+        raise typer.Exit(1)
+
+
+@app.command()
 def baseline(
     file: Annotated[Path, typer.Argument(help="The baseline.")],
     update: Annotated[
@@ -274,6 +346,48 @@ def _show(measurements: Sequence["Measurement"], as_json: bool) -> None:
     cells = [[cell(m.row()) for cell in _COLUMNS.values()] + [m.status] for m in measurements]
     _print_columns([[*_COLUMNS, "status"], *cells])
     typer.echo(BLIND_SPOTS)
+
+
+_TRIED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "candidate": lambda row: row["candidate"],
+    "target": lambda row: row["target"],
+    "of": lambda row: "untuned" if row["untuned"] else "",
+    **{
+        name: _COLUMNS[name]
+        for name in ("scheduled", "issued", "bound", "HBM", "spills", "VMEM KiB")
+    },
+    "chosen": lambda row: "yes" if row["chosen"] else ("failed" if row["reason"] else ""),
+}
+
+
+def _show_choices(choices: Sequence["Choice"], as_json: bool) -> None:
+    rows = [row for choice in choices for row in choice.rows()]
+    for row in rows:
+        if row["reason"]:
+            note(f"{row['target']}, {row['candidate']}: {row['reason']}")
+    if as_json:
+        print_json(rows)
+        return
+    from paged.lab import BLIND_SPOTS
+
+    for choice in choices:
+        shape = ", ".join(f"{name} {value}" for name, value in choice.shape.items())
+        typer.echo(f"{choice.target.name}: {shape}; cycles per KV token")
+        cells = [[cell(row) for cell in _TRIED.values()] for row in choice.rows()]
+        _print_columns([[*_TRIED], *cells])
+    typer.echo(BLIND_SPOTS)
+
+
+def _command(context: typer.Context) -> str:
+    """The command as it can be repeated, without where its results went."""
+    words = ["paged", "lab", "tune"]
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if param.param_type_name == "argument":
+            words.append(str(value))
+        elif param.name not in ("out", "as_json") and value != param.get_default(context):
+            words += [param.opts[0]] if value is True else [param.opts[0], str(value)]
+    return shlex.join(words)
 
 
 def _print_columns(lines: Sequence[Sequence[str]]) -> None:

@@ -17,6 +17,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSha
 
 from paged.backends import Backend, UnsupportedError
 from paged.backends.loops import LoopTrips
+from paged.backends.tuned import Candidates
 from paged.lab.cuda import CudaTarget
 from paged.lab.problem import Problem
 from paged.lab.requirements import require
@@ -139,6 +140,24 @@ def trip_rules(backend: Backend, problem: Problem) -> tuple[LoopTrips, ...]:
         return ()
     query, cache, metadata, _ = problem.attend_arguments()
     return tuple(hook(query, cache, metadata, problem.spec))
+
+
+def find_candidates(backend: Backend, problem: Problem, target: Target) -> Candidates:
+    """The backend's sizes to choose among on this target, which needs no compiler.
+
+    Raises:
+        ValueError: the backend has no such choice.
+    """
+    hook = getattr(backend, "lab_candidates", None)
+    if hook is None:
+        raise ValueError(
+            f"backend: {backend.name} has no lab_candidates, expected a backend that offers sizes "
+            "to choose among; see paged.backends.tuned"
+        )
+    query, cache, metadata, _ = problem.attend_arguments()
+    # Of a target's devices only the kind matters here: figures are of one core.
+    with jax.sharding.use_abstract_mesh(_abstract_mesh(target, target)):
+        return hook(query, cache, metadata, problem.spec)
 
 
 def one_line(text: str) -> str:

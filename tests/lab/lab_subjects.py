@@ -9,6 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from paged.backends import AttentionOutput, KernelBackend
 from paged.backends.loops import LoopTrips
+from paged.backends.tuned import Candidate, Candidates
 from paged.layouts import FLASHINFER_HND
 from paged.spec import AttentionSpec
 
@@ -103,3 +104,19 @@ class EndsItsProcess(Tiny):
 
     def _attend(self, query, cache, metadata, spec, sinks):
         os._exit(7)
+
+
+class TinyWithSizes(TinyWithTrips):
+    """The same with a choice: how many rows it counts up beside, which costs VMEM and bundles."""
+
+    name = "tiny_with_sizes"
+    choices = (512, 8)
+
+    def __init__(self, vmem_rows=choices[0]):
+        self.vmem_rows = vmem_rows
+
+    def lab_candidates(self, query, cache, metadata, spec):
+        options = {
+            f"rows {rows}": Candidate(TinyWithSizes(rows), {"rows": rows}) for rows in self.choices
+        }
+        return Candidates({"num_heads": spec.num_heads}, options)

@@ -17,8 +17,10 @@ from paged.backends.pallas_tpu.plan import LANES
 from paged.backends.pallas_tpu.ragged import ragged_attention
 from paged.backends.pallas_tpu.tiling import Tilings, choose_tilings
 from paged.backends.pallas_tpu.trips import loop_trips
+from paged.backends.pallas_tpu.tuned import Call, call_shape, candidates, sizes_of, tuned_sizes
 from paged.backends.pallas_tpu.write import write_cells
 from paged.backends.pallas_tpu.write_latents import write_latents
+from paged.backends.tuned import Candidate, Candidates
 from paged.backends.xla.quantize import to_storage
 from paged.layouts import PALLAS, TPU_MLA, TPU_PACKED, KVCache, Layout
 from paged.metadata import AttentionMetadata
@@ -35,7 +37,7 @@ class PallasTpuBackend(KernelBackend):
 
     Args:
         interpret: True, or `InterpretParams`, runs the kernels by an interpreter on any host.
-        tilings: sizes instead of those of `choose_tilings`.
+        tilings: sizes instead of those of `tuned.json` and `choose_tilings`.
     """
 
     name = "pallas_tpu"
@@ -121,6 +123,19 @@ class PallasTpuBackend(KernelBackend):
         tilings = self._tilings(query, cache, metadata, spec)
         return loop_trips(metadata, spec, cache.block_size, tilings)
 
+    def lab_candidates(
+        self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> Candidates:
+        """Its sizes for `paged lab tune`; see `paged.backends.tuned`."""
+        cells = self._cells(query, cache, spec)
+        call: Call = "decode" if metadata.max_query_len == 1 else "prefill"
+        options: dict[str, Candidate] = {}
+        for tilings in candidates(spec, cells, cache.block_size, metadata):
+            sizes = sizes_of(tilings, call)
+            name = ", ".join(f"{what} {size}" for what, size in sizes.items())
+            options[name] = Candidate(PallasTpuBackend(tilings=tilings), sizes)
+        return Candidates(call_shape(spec, cells, call), options)
+
     def _cells(self, query: Any, cache: KVCache, spec: AttentionSpec) -> Cells:
         if spec.is_latent:
             return latent_cells(query, cache, spec)
@@ -136,12 +151,16 @@ class PallasTpuBackend(KernelBackend):
     def _tilings(
         self, query: Any, cache: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
     ) -> Tilings:
-        return self.tilings or choose_tilings(
+        if self.tilings is not None:
+            return self.tilings
+        cells = self._cells(query, cache, spec)
+        return choose_tilings(
             spec,
-            self._cells(query, cache, spec),
+            cells,
             cache.block_size,
             metadata,
             is_interpreted=bool(self.interpret),
+            tuned={} if self.interpret else tuned_sizes(spec, cells),
         )
 
 

@@ -1,7 +1,9 @@
 """Tile sizes, all in one place, each with its reason."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jax.experimental.pallas import tpu as pltpu
@@ -97,6 +99,10 @@ class Tilings(NamedTuple):
     prefill: Tiling
 
 
+Sizes = Mapping[str, int]
+"""Sizes of a tuned file: piece and chunk of a decode; rows, chunk and step of a prefill."""
+
+
 def choose_tilings(
     spec: AttentionSpec,
     cells: Cells,
@@ -104,14 +110,31 @@ def choose_tilings(
     metadata: AttentionMetadata,
     *,
     is_interpreted: bool = False,
+    tuned: Mapping[str, Sizes] = MappingProxyType({}),
 ) -> Tilings:
-    """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time."""
+    """The sizes for these shapes; an interpreter gets small ones, to end in reasonable time.
+
+    Args:
+        spec: the attention.
+        cells: the shape of a token in the cache.
+        block_size: tokens per block.
+        metadata: the step.
+        is_interpreted: whether an interpreter runs the kernels.
+        tuned: sizes to take for "decode" and "prefill", cut down to this step and to VMEM;
+            those of a decode are left aside where blocks or sequences do not fit its piece.
+    """
     if isinstance(cells, LatentCells):
         return _latent_tilings(spec, cells, block_size, metadata, is_interpreted)
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
     longest = 2 * piece if is_interpreted else _DECODE_CHUNK
-    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity)
+    room = _CHUNK_BYTES
+    sizes = tuned.get("decode", {})
+    # No sequence fills more than the power of two over its capacity. Another piece with the tuned
+    # chunk was not chosen: 256 with 4,096 in place of 512 costs 1.33x (v6e, group 8; 2026-11-30).
+    if block_size <= sizes.get("piece", 0) <= max(_PIECE, 1 << (capacity - 1).bit_length()):
+        piece, longest, room = sizes["piece"], sizes["chunk"], vmem_bytes()
+    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, room)
     decode = Tiling(
         rows=1,
         chunk=chunk,
@@ -119,16 +142,21 @@ def choose_tilings(
         step=piece,
         group=min(2 if is_interpreted else _GROUP, metadata.num_seqs),
     )
-    chunk = _fit(2 * piece if is_interpreted else _PREFILL_CHUNK, piece, cells, capacity)
-    rows = _prefill_rows(spec, cells, metadata.max_query_len)
-    prefill = Tiling(rows=rows, chunk=chunk, piece=chunk, step=piece, group=1)
+    sizes = tuned.get("prefill", {})
+    piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
+    longest = 2 * piece if is_interpreted else sizes.get("chunk", _PREFILL_CHUNK)
+    chunk = _fit(longest, piece, cells, capacity)
+    most = sizes.get("rows", _COLUMNS) * (spec.group_size if "rows" in sizes else 1)
+    rows = _prefill_rows(spec, cells, metadata.max_query_len, most)
+    step = min(sizes.get("step", piece), chunk)
+    prefill = Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1)
     return Tilings(decode, prefill)
 
 
-def _prefill_rows(spec: AttentionSpec, cells: Cells, longest: int) -> int:
+def _prefill_rows(spec: AttentionSpec, cells: Cells, longest: int, most: int) -> int:
     """Queries of a tile: as many as VMEM holds, no more than there are, whole registers."""
     bytes_per_column = spec.num_kv_heads * max(cells.lanes, _LANES) * 12
-    wanted = min(_COLUMNS, longest * spec.group_size, _STATE_BYTES // bytes_per_column)
+    wanted = min(most, _COLUMNS, longest * spec.group_size, _STATE_BYTES // bytes_per_column)
     columns = next((each for each in (512, 256) if each <= wanted), _LANES)
     return max(2, columns // spec.group_size)
 
@@ -161,7 +189,7 @@ def _latent_tilings(
 
 
 def _fit(chunk: int, least: int, cells: Cells, tokens: int, budget: int = _CHUNK_BYTES) -> int:
-    """No more than VMEM holds, and not twice the tokens that there are."""
+    """No more than VMEM and the budget hold, and not twice the tokens that there are."""
     room = min(budget, int(_CHUNK_SHARE * vmem_bytes()))
     while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > room:
         chunk //= 2
