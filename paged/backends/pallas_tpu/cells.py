@@ -37,7 +37,7 @@ class Cells:
         lanes: numbers in a row as stored.
         dtype: storage type by name.
         by_value: whether values are reinterpreted, not refs: `InterpretParams` knows only those,
-            and a TPU would need 16 loads instead of one.
+            and Mosaic strides over rows of 128 lanes only. It takes 16 loads instead of one.
         is_interpreted: whether an interpreter runs the kernel: none knows how to store through a
             reinterpreted ref.
     """
