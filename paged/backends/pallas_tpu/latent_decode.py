@@ -27,7 +27,7 @@ from paged.backends.pallas_tpu.stream import Stream
 _AHEAD = 2
 
 # Tokens that are overwritten at a time.
-_STRIP = 64
+STRIP = 64
 
 
 def take_in(plan: Plan, stream: Stream, slot: Any, query: Any, rows: Rows, state: State) -> None:
@@ -82,7 +82,7 @@ class _Piece:
 
     def blank(self) -> None:
         """Overwrites what is not seen with zeros: 0 * NaN is NaN."""
-        strip = math.gcd(self.tokens, _STRIP)
+        strip = math.gcd(self.tokens, STRIP)
         strips = self.tokens // strip
         is_whole = jnp.logical_and(self.begin <= 0, self.end >= self.tokens)
         first = lax.div(self.end, strip) if isinstance(self.begin, int) else 0

@@ -3,10 +3,12 @@
 The stream of chunks is gone through as the kernel does it, in plain numbers.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paged.backends.loops import LoopTrips
+from paged.backends.pallas_tpu.latent_decode import STRIP
 from paged.backends.pallas_tpu.prefill import BLANKED
 from paged.backends.pallas_tpu.tiling import Tiling, Tilings
 from paged.metadata import AttentionMetadata
@@ -46,10 +48,11 @@ def loop_trips(
     """Trips of the loops of both kernels."""
     is_decode = metadata.max_query_len == 1
     decode = _items(metadata, spec, block_size, 1) if is_decode else []
-    rules = list(_decode_trips(decode, metadata.num_seqs, block_size, tilings.decode))
+    rules = list(_decode_trips(decode, metadata.num_seqs, spec, block_size, tilings.decode))
     if not is_decode:
         tiles = _items(metadata, spec, block_size, tilings.prefill.rows)
-        rules += _prefill_trips(tiles, spec, block_size, tilings.prefill)
+        of_prefill = _latent_prefill_trips if spec.is_latent else _prefill_trips
+        rules += of_prefill(tiles, spec, block_size, tilings.prefill)
     return tuple(rules)
 
 
@@ -100,11 +103,12 @@ def stream_of(blocks: Sequence[int], block_size: int, tiling: Tiling) -> Chunks:
 
 
 def _decode_trips(
-    items: Sequence[Item], num_seqs: int, block_size: int, tiling: Tiling
+    items: Sequence[Item], num_seqs: int, spec: AttentionSpec, block_size: int, tiling: Tiling
 ) -> Iterator[LoopTrips]:
     """The chunk loop, and in it pieces and blocks; before it the same for the first two chunks.
 
-    The grid is a loop only where there is more than one group.
+    The grid is a loop only where there is more than one group. Over latents each piece has a loop
+    that blanks what is not seen; all their trips are told of the first.
     """
     chunks = stream_of([item.blocks for item in items], block_size, tiling)
     pieces = tiling.chunk // tiling.piece
@@ -115,17 +119,40 @@ def _decode_trips(
 
     yield LoopTrips(depth, chunks.full + chunks.mixed, holds="matmul", kernel="paged_decode")
     started, inner, innermost = chunks.mixed, depth + 1, depth + 2
+    blanks = pieces if spec.is_latent else 0
+    waits = 3 if pieces > 1 else 1
+    for index in range(blanks):
+        runs = 0 if index else _blanked(items, chunks, spec, block_size, tiling)
+        yield trips(inner, runs, waits + index)
     if pieces > 1:
         for nth, taken in enumerate(chunks.begun):
             yield trips(depth, pieces if taken is not None else 0, nth)
             yield trips(depth + 1, taken or 0, nth)
             started -= taken is not None
         yield trips(inner, pieces * chunks.mixed, 2)
-        yield trips(inner, pieces * started, 3)
+        yield trips(inner, pieces * started, waits + blanks)
         yield trips(innermost, chunks.mixed_blocks, 0)
         yield trips(innermost, chunks.mixed_blocks - sum(t or 0 for t in chunks.begun), 1)
         return
     yield from _without_pieces(chunks, depth, "paged_decode")
+
+
+def _blanked(
+    items: Sequence[Item], chunks: Chunks, spec: AttentionSpec, block_size: int, tiling: Tiling
+) -> int:
+    """Strips of tokens that `latent_decode` overwrites, those of unused pieces included."""
+    strip = math.gcd(tiling.piece, STRIP)
+    strips, blanked, used = tiling.piece // strip, 0, 0
+    for item in items:
+        start = item.start_block * block_size
+        for piece in range(start, start + item.blocks * block_size, tiling.piece):
+            end = min(item.first + 1 - piece, tiling.piece)
+            begin = 0 if spec.window is None else item.first + 1 - spec.window - piece
+            used += 1
+            if begin > 0 or end < tiling.piece:
+                blanked += strips - (end // strip if spec.window is None else 0)
+    unused = (chunks.full + chunks.mixed) * (tiling.chunk // tiling.piece) - used
+    return blanked + unused * strips
 
 
 def _without_pieces(chunks: Chunks, depth: int, kernel: str) -> Iterator[LoopTrips]:
@@ -178,3 +205,25 @@ def _prefill_trips(
         yield LoopTrips(2, taken or 0, nth=nth, kernel=kernel)
     copied = chunks.mixed_blocks - sum(taken or 0 for taken in chunks.begun)
     yield LoopTrips(3, copied, holds="copy", kernel=kernel)
+
+
+def _latent_prefill_trips(
+    tiles: Sequence[Item], spec: AttentionSpec, block_size: int, tiling: Tiling
+) -> Iterator[LoopTrips]:
+    """The grid, its chunks, and in each the steps without a mask, then those with one."""
+    chunks = stream_of([tile.blocks for tile in tiles], block_size, tiling)
+    whole = masked = 0
+    for tile in tiles:
+        start = tile.start_block * block_size
+        for chunk in range(start, start + tile.blocks * block_size, tiling.chunk):
+            end = min(tile.first + tile.queries - chunk, tiling.chunk)
+            before = min(max(tile.first + 1 - chunk, 0), tiling.chunk) // tiling.step
+            before = before if spec.window is None else 0
+            whole += before
+            masked += -(-end // tiling.step) - before
+    kernel = "paged_prefill"
+    yield LoopTrips(2, chunks.full + chunks.mixed, nth=2, kernel=kernel)
+    steps = (whole, masked) if spec.window is None else (masked,)
+    for nth, runs in enumerate(steps, start=1):
+        yield LoopTrips(3, runs, holds="matmul", nth=nth, kernel=kernel)
+    yield from _without_pieces(chunks, 2, kernel)
