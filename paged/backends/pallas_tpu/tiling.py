@@ -34,7 +34,7 @@ _STATE_BYTES = 6 << 20
 # Two buffers of a chunk: as much as 2,048 tokens of 8 KV heads of 128 in bfloat16 take, and no more
 # than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere.
 _CHUNK_BYTES = 20 << 20
-_CHUNK_SHARE = 0.6
+_CHUNK_SHARE = 0.65
 _LEAST_VMEM = 16 << 20
 
 # Latents. Bundles a token of the decode, v6e, 128 heads, chunk/piece (paged lab, libtpu 0.0.52):

@@ -89,8 +89,6 @@ def test_what_is_refused():
     cache_spec = KVCacheSpec.of(DEEPSEEK, block_size=24, dtype="bfloat16")
     (reason,) = backend.unsupported(DEEPSEEK, TPU_MLA, "tpu", cache_spec=cache_spec)
     assert reason.startswith("block_size 24, accepted: 16")
-    keys = AttentionSpec(32, 8, 96, 0.1)
-    assert backend.unsupported(keys, PALLAS, "tpu") == ["head_dim 96, accepted: 64, 128, 256"]
 
 
 @pytest.mark.parametrize(
