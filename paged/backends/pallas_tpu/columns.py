@@ -52,6 +52,7 @@ def scratch(plan: Plan) -> list[Any]:
     slots = parts * ring_heads(plan.spec.num_kv_heads, parts, _RING)
     return [
         pltpu.VMEM((slots, tokens, unit(columns)), jnp.float32),
+        pltpu.VMEM((slots, SUBLANES, unit(columns)), jnp.float32),
         pltpu.VMEM((tokens, columns), jnp.float32),
     ]
 

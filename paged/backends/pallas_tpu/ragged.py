@@ -265,7 +265,8 @@ def _kernel(
             decode.take_in(plan, stream, slot, query, rows, state)
         else:
             is_last = index == chunks[group] - 1
-            prefill.take_in(plan, stream, slot, is_last, query, rows, state, *work)
+            room = prefill.Work(*work)
+            prefill.take_in(plan, stream, slot, is_last, query, rows, state, room)
         stream.start_next()
         counters[used] += 1
 
@@ -275,7 +276,7 @@ def _kernel(
             state.clear()
         else:
             slot = jnp.bitwise_and(counters[used], 1)
-            prefill.open_tile(plan, stream, slot, query, state, *work)
+            prefill.open_tile(plan, stream, slot, query, rows, state, prefill.Work(*work))
         lax.fori_loop(0, chunks[group], one, None)
         if plan.tiling.rows == 1:
             for item in range(plan.tiling.group):
