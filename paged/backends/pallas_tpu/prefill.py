@@ -101,12 +101,13 @@ def take_in(
         for head in range(heads):
             coming = (head + ahead) % heads
             is_ours = coming > head
-            values = _values(plan, here, head)
+            keys, values = None, _values(plan, here, head)
+            # Nothing comes after a short step.
             if is_ours or not is_short:
                 keys = _keys(plan, here if is_ours else after, coming)
             for part in parts:
                 hidden = bias[: here.shape[0], part] if is_masked else None
-                if is_ours or not is_short:
+                if keys is not None:
                     _begin(plan, keys, query, rows, work, coming, part, hidden if is_ours else None)
                 # Logits from before the step are not masked yet.
                 _accumulate(plan, values, work, state, head, part, hidden if head < ahead else None)
