@@ -197,6 +197,8 @@ def _prefill_trips(
             if spec.window is not None:
                 arrival[2] += -(-max(tile.first + 1 - spec.window - chunk, 0) // BLANKED)
     count = 3 if has_window else 2
+    # Tiles that are not in use are skipped.
+    yield LoopTrips(1, len(tiles), kernel=kernel)
     for depth, arrival in zip((2, 4), arrivals, strict=True):
         for nth, runs in enumerate(arrival[:count], start=2 if depth == 2 else 0):
             yield LoopTrips(depth, runs, nth=nth, kernel=kernel)
