@@ -68,7 +68,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "offsets",
         "paged.layouts.arrays",
         _TAKEN,
-        "(lambda rows, width: rows.reshape(-1).at[indices[..., None] * width + jnp.arange(width)]"
+        "(lambda rows, width: rows.reshape(-1).at[indices[..., None] * width "
+        "+ jnp.arange(width).reshape((1,) * indices.ndim + (width,))]"
         ".get(mode='promise_in_bounds', wrap_negative_indices=False)"
         ".reshape(*indices.shape, *rows.shape[1:]) if axis == 0 else "
         f"{_TAKEN})(array, array.size // array.shape[0])",
