@@ -176,7 +176,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "latent",
         before=_LOGITS,
         after='logits = jnp.einsum("ghrd,ghkd->ghrk", scaled, keys * jnp.where(jnp.arange('
-        "spec.head_dim)[None, None, None] < spec.value_dim, 1.0, 2.0), precision=lax.Precision.HIGHEST)",
+        "spec.head_dim)[None, None, None] < spec.value_dim, 1.0, 2.0), "
+        "precision=lax.Precision.HIGHEST)",
         layout="mla",
     ),
 )
