@@ -146,7 +146,7 @@ def test_a_target_that_the_backend_does_not_run_on():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nope",), "backend: got 'nope', expected one of xla"),
+        (("nope",), "backend: got 'nope', expected one of pallas_tpu"),
         (("no_pkg.mod:Cls",), "backend: no_pkg.mod:Cls cannot be tested here: needs no_pkg"),
         (("failing:Missing",), "backend: failing has no 'Missing'"),
         (("failing:failing_run",), "backend: failing:failing_run is no backend"),

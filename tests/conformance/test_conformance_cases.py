@@ -10,7 +10,7 @@ from paged.conformance.checks import CHECKS
 from paged.conformance.checks.refusals import WRONG_ASKS
 from paged.conformance.compare import expected_pool
 from paged.conformance.problem import build
-from paged.layouts import LAYOUTS, get_layout
+from paged.layouts import LAYOUTS, Layout, get_layout
 
 
 def test_every_kind_of_fault_has_a_case():
@@ -52,9 +52,15 @@ def test_pools_are_hostile(layout):
     where = addresses(layout, problem.cache.data.shape)
     pool = expected_pool(problem)
     tokens = sum(seq_len for _, seq_len in case.setup.sequences)
-    per_token = pool.size // (where.size["block"] * where.size["slot"])
-    assert np.isfinite(pool).sum() == tokens * per_token, "only owned slots hold numbers"
-    assert np.isnan(np.take(pool, 0, axis=layout.block_axis)).all(), "the null block is NaN"
+    plain = Layout(layout.name, layout.pattern)
+    shape = plain.shape(where.size["block"], case.setup.cache_spec(layout, "float32"))
+    content = layout.padded(np.ones(shape, np.float32)) == 1
+    per_token = content.sum() // (where.size["block"] * where.size["slot"])
+    assert np.isfinite(pool[content]).sum() == tokens * per_token, "only owned slots hold numbers"
+    assert (pool[~content] == 0).all(), "padding is zero"
+    null_block = (np.take(each, 0, axis=layout.block_axis) for each in (pool, content))
+    numbers, is_content = null_block
+    assert np.isnan(numbers[is_content]).all(), "the null block is NaN"
     table, block_size = problem.metadata.block_table, case.setup.block_size
     owned = [
         table[row, : -(-seq_len // block_size)].tolist()

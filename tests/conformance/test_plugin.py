@@ -80,7 +80,7 @@ def test_types_that_a_case_does_not_run_in_are_skipped(tmp_path):
     ("arguments", "message"),
     [
         ((), "paged.conformance needs --paged-backend, a listed name or package.module:Class"),
-        (("--paged-backend", "nope"), "backend: got 'nope', expected one of xla"),
+        (("--paged-backend", "nope"), "backend: got 'nope', expected one of pallas_tpu"),
         (("--paged-backend", "xla", "--paged-case", "windows"), "no case is named 'windows'"),
     ],
 )
