@@ -106,7 +106,7 @@ def test_auto_lists_every_backend_with_its_reasons():
 
 def test_the_target_decides_and_not_the_host():
     chosen = resolve(SPEC, target="tpu")
-    assert (chosen.backend.name, chosen.target) == ("xla", "tpu")
+    assert (chosen.backend.name, chosen.target) == ("pallas_tpu", "tpu")
     picky = Picky()
     assert resolve(SPEC, backend=picky, target="tpu").target == "tpu"
     with pytest.raises(UnsupportedError, match="picky: runs on tpu, not on cpu"):

@@ -181,7 +181,7 @@ def test_caches_and_parameters_take_the_dtype_asked_for(tiny_model, prompts):
         ({"num_blocks": 1}, "num_blocks: got 1, expected an integer of at least 2"),
         ({"max_num_seqs": -2}, "max_num_seqs: got -2"),
         ({"layout": "row_major"}, "layout: got 'row_major', expected one of flash_attn"),
-        ({"backend": "fastest"}, "backend: got 'fastest', expected one of xla"),
+        ({"backend": "fastest"}, "backend: got 'fastest', expected one of pallas_tpu"),
         ({"model": "no-such-model"}, "model: got 'no-such-model'"),
     ],
 )

@@ -297,8 +297,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _address(
         "offsets in int32",
         "offsets",
-        before='return start[..., None] + np.arange(self.width) * stride["dim"]',
-        after='return (start[..., None] + np.arange(self.width) * stride["dim"]).astype(np.int32)',
+        before='return start[..., None] + np.arange(width or self.width) * stride["dim"]',
+        after="return (start[..., None] + np.arange(width or self.width) * "
+        'stride["dim"]).astype("i4")',
     ),
     _address(
         "keys and values lie the other way round",
