@@ -107,10 +107,12 @@ def take_in(
                 keys = _keys(plan, here if is_ours else after, coming)
             for part in parts:
                 hidden = bias[: here.shape[0], part] if is_masked else None
+                # Before its place in the ring is taken. What was there before the step is not
+                # masked yet.
+                ready = _ready(work, head, part, here.shape[0], hidden if head < ahead else None)
                 if keys is not None:
                     _begin(plan, keys, query, rows, work, coming, part, hidden if is_ours else None)
-                # Logits from before the step are not masked yet.
-                _accumulate(plan, values, work, state, head, part, hidden if head < ahead else None)
+                _accumulate(plan, *ready, values, state, head, part)
 
     # Every query sees the keys up to the first one. A window has an edge at each query, so that
     # all of its steps are masked.
@@ -287,21 +289,27 @@ def _dot(plan: Plan, left: jax.Array, right: jax.Array) -> jax.Array:
     return jnp.dot(left, right, precision=plan.precision, preferred_element_type=jnp.float32)
 
 
+def _ready(
+    work: Work, head: int, part: slice, tokens: int, bias: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Logits from the ring, and the largest of each column and sublane."""
+    slot = _slot_of(work, head, part)
+    found = work.ring[slot, :tokens]
+    if bias is None:
+        return found, work.tops[slot]
+    return found + bias, jnp.max(_by_sublane(found + bias), axis=0)
+
+
 def _accumulate(
     plan: Plan,
+    found: jax.Array,
+    top: jax.Array,
     values: jax.Array,
-    work: Work,
     state: State,
     head: int,
     part: slice,
-    bias: jax.Array | None = None,
 ) -> None:
     """Takes a step's keys of one head into the state of some columns."""
-    slot = _slot_of(work, head, part)
-    found, top = work.ring[slot, : values.shape[1]], work.tops[slot]
-    if bias is not None:
-        found = found + bias
-        top = jnp.max(_by_sublane(found), axis=0)
     at = (0, head, slice(None), part)
     before = state.peak[at]
     peak = jnp.maximum(before, jnp.max(top, axis=0, keepdims=True))
