@@ -159,6 +159,8 @@ def choose_tilings(
             columns //= 2
         elif chunk > max(step, block_size):
             chunk //= 2
+        elif step > max(_LANES, block_size):
+            chunk = step = step // 2
         else:
             break
     rows = max(2, columns // spec.group_size)
