@@ -159,6 +159,7 @@ class PallasTpuBackend(KernelBackend):
             cells,
             cache.block_size,
             metadata,
+            query_bytes=query.dtype.itemsize,
             is_interpreted=bool(self.interpret),
             tuned={} if self.interpret else tuned_sizes(spec, cells),
         )

@@ -2,9 +2,9 @@
 
 A step of keys is gone through in units: one KV head and some columns (see `columns`). The matrix
 units compute the logits of later units while a unit's softmax runs on the vector unit: `_AHEAD`
-units, into a ring in VMEM that carries over to the next step, so that no step waits for its first
-logits. A step of 256 keys and 512 columns of 8 heads takes 2,226 bundles on v6e, nominally 1,024;
-without the ring 2,668, with all logits first 4,053 for half of the columns.
+units, into a ring in VMEM that carries over to the next step and chunk, so that none waits for its
+first logits. A step of 256 keys and 512 columns of 8 heads takes 2,272 bundles on v6e, nominally
+1,024; without the ring 3,007, with all logits first 4,053 for half of the columns.
 
 Keys that every query of the tile sees take a path without masks.
 """
@@ -25,7 +25,7 @@ from paged.backends.pallas_tpu.rows import Rows
 from paged.backends.pallas_tpu.state import State
 from paged.backends.pallas_tpu.stream import Stream
 
-# Counted: 3 units ahead take 8% more bundles, 6 no fewer.
+# Counted: 3 units ahead take 8% more bundles, 2 take 28%, 6 no fewer.
 _AHEAD = 4
 BLANKED = 16
 """Tokens that are blanked at a time."""
@@ -35,15 +35,20 @@ class Work(NamedTuple):
     """Refs in VMEM.
 
     Attributes:
-        ring: `[slots, tokens of a step, columns of a unit]`, products of keys and queries.
+        ring: `[slots, tokens of a step, columns of a unit]`, logits to base 2.
+        tops: `[slots, SUBLANES, columns of a unit]`, the largest of each column and sublane: found
+            when the logits come, so that these pass the registers twice and not three times.
         bias: `[tokens of a step, M]`, 0 where a column sees a key, -inf elsewhere.
     """
 
     ring: Any
+    tops: Any
     bias: Any
 
 
-def open_tile(plan: Plan, stream: Stream, slot: Any, query: Any, state: State, *work: Any) -> None:
+def open_tile(
+    plan: Plan, stream: Stream, slot: Any, query: Any, rows: Rows, state: State, work: Work
+) -> None:
     """Waits for a tile's first chunk, and begins its first products; see `take_in`."""
     _arrive(plan, stream, slot)
     state.clear()
@@ -51,7 +56,7 @@ def open_tile(plan: Plan, stream: Stream, slot: Any, query: Any, state: State, *
     for head in range(ring_heads(plan.spec.num_kv_heads, len(parts), _AHEAD)):
         keys = _keys(plan, _step_buffer(plan, stream, slot, 0), head)
         for part in parts:
-            _begin(plan, keys, query, Work(*work), head, part)
+            _begin(plan, keys, query, rows, work, head, part)
 
 
 def take_in(
@@ -62,7 +67,7 @@ def take_in(
     query: Any,
     rows: Rows,
     state: State,
-    *work: Any,
+    work: Work,
 ) -> None:
     """Takes in a chunk that is there, and waits for the tile's next one.
 
@@ -74,15 +79,16 @@ def take_in(
         query: ref `[1, num_kv_heads, lanes, M]`.
         rows: numbers of each column.
         state: what is kept of the tile.
-        work: see `Work`.
+        work: logits that are there already, and room.
     """
-    ring, bias = both = Work(*work)
+    bias = work.bias
     heads, parts, tokens = plan.spec.num_kv_heads, _parts(plan), plan.tiling.step
     ahead = ring_heads(heads, len(parts), _AHEAD)
     buffer = partial(_step_buffer, plan, stream)
     span = _span(plan, stream, slot)
 
-    def step(index: Any, is_masked: bool) -> None:
+    def step(index: Any, is_masked: bool, is_short: bool = False) -> None:
+        here = buffer(slot, index).at[pl.ds(0, tokens // 2 if is_short else tokens)]
         if is_masked:
             bias[...] = _bias(plan, rows, span, index * tokens)
         is_end = index == span.last_step
@@ -94,13 +100,19 @@ def take_in(
         )
         for head in range(heads):
             coming = (head + ahead) % heads
-            keys = _keys(plan, buffer(slot, index) if coming > head else after, coming)
-            values = _values(plan, buffer(slot, index), head)
+            is_ours = coming > head
+            keys, values = None, _values(plan, here, head)
+            # Nothing comes after a short step.
+            if is_ours or not is_short:
+                keys = _keys(plan, here if is_ours else after, coming)
             for part in parts:
-                products = ring[_slot_of(both, head, part)]
-                _begin(plan, keys, query, both, coming, part)
-                hidden = bias[:, part] if is_masked else None
-                _accumulate(plan, products, hidden, values, rows, state, head, part)
+                hidden = bias[: here.shape[0], part] if is_masked else None
+                # Before its place in the ring is taken. What was there before the step is not
+                # masked yet.
+                ready = _ready(work, head, part, here.shape[0], hidden if head < ahead else None)
+                if keys is not None:
+                    _begin(plan, keys, query, rows, work, coming, part, hidden if is_ours else None)
+                _accumulate(plan, *ready, values, state, head, part)
 
     # Every query sees the keys up to the first one. A window has an edge at each query, so that
     # all of its steps are masked.
@@ -116,11 +128,16 @@ def take_in(
         def _() -> None:
             _arrive(plan, stream, 1 - slot)
 
+        # A tile often ends in the first half of a step: 1,675 bundles, not 2,839.
+        left = span.end - span.last_step * tokens
+        is_short = jnp.logical_and(is_last, left <= tokens // 2).astype(jnp.int32) * number
         low = number * span.last_step
         high = span.last_step + number
         if plan.spec.window is None:
             lax.fori_loop(low, jnp.minimum(high, whole), lambda index, _: step(index, False), None)
-        lax.fori_loop(jnp.maximum(low, whole), high, lambda index, _: step(index, True), None)
+        full = high - is_short
+        lax.fori_loop(jnp.maximum(low, whole), full, lambda index, _: step(index, True), None)
+        lax.fori_loop(full, high, lambda index, _: step(index, True, is_short=True), None)
 
     lax.fori_loop(0, 2, part, None)
 
@@ -194,7 +211,10 @@ def finish(plan: Plan, rows: Rows, state: State, out: Any, lse: Any) -> None:
         lse: ref `[1, num_kv_heads, M]`.
     """
     for head in range(plan.spec.num_kv_heads):
-        top, denominator = state.peak[0, head, :1], state.total[0, head, :1]
+        top, denominator = (
+            state.peak[0, head, :1],
+            jnp.sum(state.total[0, head], axis=0, keepdims=True),
+        )
         share = rows.out_factor[head]
         if plan.spec.has_sinks:
             sink = rows.sink[head]
@@ -230,9 +250,30 @@ def _slot_of(work: Work, head: int, part: slice) -> int:
     return (head * parts + part.start // columns) % work.ring.shape[0]
 
 
-def _begin(plan: Plan, keys: Any, query: Any, work: Work, head: int, part: slice) -> None:
-    """Products of keys and queries, for later."""
-    work.ring[_slot_of(work, head, part)] = _dot(plan, keys, query[0, head, :, part])
+def _begin(
+    plan: Plan,
+    keys: jax.Array,
+    query: Any,
+    rows: Rows,
+    work: Work,
+    head: int,
+    part: slice,
+    bias: jax.Array | None = None,
+) -> None:
+    """Logits for later."""
+    found = _dot(plan, keys, query[0, head, :, part]) * rows.factor[head, :, part]
+    if plan.spec.soft_cap is not None:
+        found = jnp.tanh(found) * jnp.float32(plan.spec.soft_cap * LOG2_E)
+    if bias is not None:
+        found = found + bias
+    slot = _slot_of(work, head, part)
+    work.ring[slot, : found.shape[0]] = found
+    work.tops[slot] = jnp.max(_by_sublane(found), axis=0)
+
+
+def _by_sublane(found: jax.Array) -> jax.Array:
+    """`[tokens / SUBLANES, SUBLANES, columns]`: whole registers one after the other."""
+    return found.reshape(-1, SUBLANES, found.shape[1])
 
 
 def _keys(plan: Plan, buffer: Any, head: int) -> jax.Array:
@@ -240,44 +281,43 @@ def _keys(plan: Plan, buffer: Any, head: int) -> jax.Array:
 
 
 def _values(plan: Plan, buffer: Any, head: int) -> jax.Array:
-    """Values `[lanes, tokens]`, and below them ones, whose products are sums of the weights.
-
-    A sum on the vector unit took 2,515 bundles a step.
-    """
-    values = plan.cells.take(buffer, head, VALUE, plan.compute_dtype)
-    ones = jnp.ones((2 * SUBLANES, values.shape[0]), values.dtype)
-    return jnp.concatenate([values.T, ones])
+    """Values `[lanes, tokens]`."""
+    return plan.cells.take(buffer, head, VALUE, plan.compute_dtype).T
 
 
 def _dot(plan: Plan, left: jax.Array, right: jax.Array) -> jax.Array:
     return jnp.dot(left, right, precision=plan.precision, preferred_element_type=jnp.float32)
 
 
+def _ready(
+    work: Work, head: int, part: slice, tokens: int, bias: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Logits from the ring, and the largest of each column and sublane."""
+    slot = _slot_of(work, head, part)
+    found = work.ring[slot, :tokens]
+    if bias is None:
+        return found, work.tops[slot]
+    return found + bias, jnp.max(_by_sublane(found + bias), axis=0)
+
+
 def _accumulate(
     plan: Plan,
-    products: jax.Array,
-    bias: jax.Array | None,
+    found: jax.Array,
+    top: jax.Array,
     values: jax.Array,
-    rows: Rows,
     state: State,
     head: int,
     part: slice,
 ) -> None:
     """Takes a step's keys of one head into the state of some columns."""
     at = (0, head, slice(None), part)
-    found = products * rows.factor[head, :, part]
-    if plan.spec.soft_cap is not None:
-        found = jnp.tanh(found) * jnp.float32(plan.spec.soft_cap * LOG2_E)
-    if bias is not None:
-        found = found + bias
     before = state.peak[at]
-    peak = jnp.maximum(before, jnp.max(found, axis=0, keepdims=True))
-    # -inf - -inf is NaN. Without a mask every column sees a key.
-    origin = peak if bias is None else jnp.where(peak == -jnp.inf, 0.0, peak)
+    peak = jnp.maximum(before, jnp.max(top, axis=0, keepdims=True))
+    # -inf - -inf is NaN.
+    origin = jnp.where(peak == -jnp.inf, 0.0, peak)
     kept = jnp.exp2(before - origin)
     weights = jnp.exp2(found - origin[:1])
     mixed = _dot(plan, values, weights.astype(plan.compute_dtype))
-    lanes = plan.cells.lanes
     state.peak[at] = peak
-    state.total[at] = state.total[at] * kept + mixed[lanes : lanes + SUBLANES]
-    state.out[at] = state.out[at] * kept[:1] + mixed[:lanes]
+    state.total[at] = state.total[at] * kept + jnp.sum(_by_sublane(weights), axis=0)
+    state.out[at] = state.out[at] * kept[:1] + mixed

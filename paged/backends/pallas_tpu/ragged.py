@@ -267,7 +267,8 @@ def _kernel(
         slot = jnp.bitwise_and(counters[used], 1)
         if plan.by_columns:
             is_last = index == chunks[group] - 1
-            prefill.take_in(plan, stream, slot, is_last, query, rows, state, *work)
+            room = prefill.Work(*work)
+            prefill.take_in(plan, stream, slot, is_last, query, rows, state, room)
         else:
             stream.wait(slot)
             _by_rows(plan).take_in(plan, stream, slot, query, rows, state)
@@ -278,7 +279,7 @@ def _kernel(
     def _() -> None:
         if plan.by_columns:
             slot = jnp.bitwise_and(counters[used], 1)
-            prefill.open_tile(plan, stream, slot, query, state, *work)
+            prefill.open_tile(plan, stream, slot, query, rows, state, prefill.Work(*work))
         else:
             state.clear()
         lax.fori_loop(0, chunks[group], one, None)

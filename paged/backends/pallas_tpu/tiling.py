@@ -19,7 +19,7 @@ _INTERPRETED_PIECE = 64
 _INTERPRETED_LATENT_PIECE = 32
 # A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
 _DECODE_CHUNK = 2048
-_PREFILL_CHUNK = 512
+_PREFILL_CHUNK = 1024
 
 # Sequences whose queries and results are in VMEM together.
 _GROUP = 32
@@ -28,14 +28,13 @@ _GROUP = 32
 # column alone counts less in larger tiles.
 _COLUMNS = 512
 _LANES = 128
-# State, queries and results of a tile: 12 bytes a number with 16-bit queries.
-_STATE_BYTES = 6 << 20
-
 # Two buffers of a chunk: as much as 2,048 tokens of 8 KV heads of 128 in bfloat16 take, and no more
 # than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere.
 _CHUNK_BYTES = 20 << 20
 _CHUNK_SHARE = 0.65
 _LEAST_VMEM = 16 << 20
+# Of VMEM, what a prefill's own arrays may take; the rest is for spilled registers.
+_PREFILL_SHARE = 0.85
 
 # Latents. Bundles a token of the decode, v6e, 128 heads, chunk/piece (paged lab, libtpu 0.0.52):
 # 4096/2048 0.99, 4096/1024 1.02, 4096/512 1.23, 2048/1024 1.19, 2048/512 1.34, 2048/256 2.29.
@@ -109,6 +108,7 @@ def choose_tilings(
     block_size: int,
     metadata: AttentionMetadata,
     *,
+    query_bytes: int = 2,
     is_interpreted: bool = False,
     tuned: Mapping[str, Sizes] = MappingProxyType({}),
 ) -> Tilings:
@@ -119,6 +119,7 @@ def choose_tilings(
         cells: the shape of a token in the cache.
         block_size: tokens per block.
         metadata: the step.
+        query_bytes: of a number of the query.
         is_interpreted: whether an interpreter runs the kernels.
         tuned: sizes to take for "decode" and "prefill", cut down to this step and to VMEM;
             those of a decode are left aside where blocks or sequences do not fit its piece.
@@ -146,19 +147,44 @@ def choose_tilings(
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
     longest = 2 * piece if is_interpreted else sizes.get("chunk", _PREFILL_CHUNK)
     chunk = _fit(longest, piece, cells, capacity)
-    most = sizes.get("rows", _COLUMNS) * (spec.group_size if "rows" in sizes else 1)
-    rows = _prefill_rows(spec, cells, metadata.max_query_len, most)
     step = min(sizes.get("step", piece), chunk)
+    most = min(_COLUMNS, sizes.get("rows", _COLUMNS) * spec.group_size)
+    columns = _prefill_columns(min(most, metadata.max_query_len * spec.group_size))
+    while _prefill_bytes(spec, cells, columns, chunk, step, query_bytes) > (
+        _PREFILL_SHARE * vmem_bytes()
+    ):
+        if chunk > max(2 * step, 512):
+            chunk //= 2
+        elif columns > _LANES:
+            columns //= 2
+        elif chunk > max(step, block_size):
+            chunk //= 2
+        elif step > max(_LANES, block_size):
+            chunk = step = step // 2
+        else:
+            break
+    rows = max(2, columns // spec.group_size)
     prefill = Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1)
     return Tilings(decode, prefill)
 
 
-def _prefill_rows(spec: AttentionSpec, cells: Cells, longest: int, most: int) -> int:
-    """Queries of a tile: as many as VMEM holds, no more than there are, whole registers."""
-    bytes_per_column = spec.num_kv_heads * max(cells.lanes, _LANES) * 12
-    wanted = min(most, _COLUMNS, longest * spec.group_size, _STATE_BYTES // bytes_per_column)
-    columns = next((each for each in (512, 256) if each <= wanted), _LANES)
-    return max(2, columns // spec.group_size)
+def _prefill_columns(wanted: int) -> int:
+    """No more than there are, in whole registers."""
+    return next((each for each in (512, 256) if each <= wanted), _LANES)
+
+
+def _prefill_bytes(
+    spec: AttentionSpec, cells: Cells, columns: int, chunk: int, step: int, query_bytes: int
+) -> int:
+    """Bytes of VMEM of a prefill: state, queries and results twice, logits and bias, two chunks."""
+    if cells.packing == 1:
+        query_bytes = 4
+    numbers = spec.num_kv_heads * columns
+    state = numbers * (max(cells.lanes, _LANES) * (4 + 4 * query_bytes) + 2 * _SUBLANES * 4)
+    logits = step * 4 * (8 * min(columns, 256) + columns)
+    # Words taken by value are spilled.
+    taken = 2 * step if cells.by_value else 0
+    return state + logits + (2 * chunk + taken) * cells.vmem_bytes_per_token
 
 
 def _latent_tilings(
