@@ -186,7 +186,8 @@ def test_a_cache_that_a_tpu_would_pad_is_refused(heads, dim, dtype):
     backend = PallasTpuBackend().interpreted()
     cache = KVCache(jnp.zeros((2, 16, 2 * heads, dim), dtype), PALLAS)
     rows, slots = jnp.zeros((1, heads, dim)), jnp.zeros(1, jnp.int32)
-    reason = f"{2 * heads} rows of {dim} {dtype} a token, not whole words of 128 lanes, accepted: tpu_packed"
+    rows_of = f"{2 * heads} rows of {dim} {dtype} a token"
+    reason = f"{rows_of}, not whole words of 128 lanes, accepted: tpu_packed"
     with pytest.raises(UnsupportedError, match=reason):
         backend.write(cache, rows, rows, slots)
     spec = KVCacheSpec(num_kv_heads=heads, head_dim=dim, block_size=16, dtype=dtype)
