@@ -167,7 +167,7 @@ def _without_pieces(chunks: Chunks, depth: int, kernel: str) -> Iterator[LoopTri
 def _prefill_trips(
     tiles: Sequence[Item], spec: AttentionSpec, block_size: int, tiling: Tiling
 ) -> Iterator[LoopTrips]:
-    """The grid, its chunks, both parts of each, and in them steps without and with a mask.
+    """The grid, its chunks, both parts of each, and in them whole, masked and short steps.
 
     Before the chunk loop the first chunk of a tile arrives, in it each later one: blocks that do
     not fill it are waited for one by one, and what no query sees is blanked, after the last query
@@ -176,7 +176,7 @@ def _prefill_trips(
     kernel = "paged_prefill"
     chunks = stream_of([tile.blocks for tile in tiles], block_size, tiling)
     has_window = spec.window is not None
-    steps = [0, 0]
+    steps = [0, 0, 0]
     arrivals = ([0, 0, 0], [0, 0, 0])
     for tile in tiles:
         start = tile.start_block * block_size
@@ -186,7 +186,10 @@ def _prefill_trips(
             whole = 0 if has_window else whole
             all_steps = -(-end // tiling.step)
             steps[0] += whole
-            steps[1] += all_steps - whole
+            is_last = end < tiling.chunk or chunk + end == tile.first + tile.queries
+            is_short = is_last and all_steps * tiling.step - end >= tiling.step // 2
+            steps[1] += all_steps - whole - is_short
+            steps[2] += is_short
             blocks = -(-end // block_size)
             arrival = arrivals[chunk > start]
             arrival[0] += blocks if blocks < tiling.chunk // block_size else 0
