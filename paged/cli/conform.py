@@ -242,7 +242,8 @@ def _mutants(names: tuple[str, ...], seed: int, json_file: str | None) -> bool:
     from paged.conformance import mutants
     from paged.conformance.lookup import find_backend
 
-    backends = {name: find_backend(name) for name in names}
+    # A kernel for hardware has its faults tried by its interpreter.
+    backends = {name: find_backend(name, interpret=True) for name in names}
     for backend in backends.values():
         mutants.select_mutants(backend.name)
     reports: list[mutants.MutationReport] = []

@@ -60,11 +60,6 @@ class Cells:
         return self.rows // self.packing
 
     @property
-    def word_dtype(self) -> Any:
-        """float32 stays what it is, so that nothing has to be reinterpreted."""
-        return jnp.float32 if self.packing == 1 else jnp.uint32
-
-    @property
     def pitch(self) -> int:
         """Words from one token to the next in VMEM.
 
