@@ -78,7 +78,19 @@ class Resolution:
         return KVCache.allocate(cache_spec, self.layout, num_blocks, **arrays)
 
     def write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
-        """See `Backend.write`."""
+        """See `Backend.write`.
+
+        Raises:
+            ValueError: rows of other heads than the spec's, which a layout that pads could hold.
+        """
+        expected = (self.spec.num_kv_heads, self.spec.head_dim)
+        for name, rows in (("key", key), ("value", value)):
+            shape = tuple(getattr(rows, "shape", ()))
+            if rows is not None and shape[1:] != expected:
+                raise ValueError(
+                    f"{name}: got shape {shape}, expected (tokens, {expected[0]}, {expected[1]}) "
+                    "(tokens, num_kv_heads, head_dim)"
+                )
         return self.backend.write(cache, key, value, slot_mapping)
 
     def attend(

@@ -398,6 +398,11 @@ class Layout:
             raise ValueError(
                 f"value: got {value.shape[0]} tokens, expected {key.shape[0]} as in key"
             )
+        if value is not None and tuple(value.shape) != tuple(key.shape):
+            # Where the layout pads, both may fit.
+            raise ValueError(
+                f"value: got shape {tuple(value.shape)}, expected {tuple(key.shape)} as key has"
+            )
 
     def _rows(self, key: Any, value: Any, shape: tuple[int, ...], storage: str) -> Any:
         """The new tokens, `[tokens, *dimensions of this layout without block and slot]`."""

@@ -4,6 +4,7 @@ import importlib
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 
 from paged import AttentionSpec, KVCacheSpec, UnsupportedError, resolve
@@ -262,3 +263,20 @@ def test_a_resolution_refuses_a_cache_that_its_backend_does_not():
 def test_an_own_layout_goes_to_the_backend_that_reads_any():
     own = Layout("own", "block head (dim kv) slot")
     assert resolve(SPEC, layout=own).layout is own
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 32), (1, 2, 65), (1, 1, 64)])
+def test_rows_of_other_heads_than_the_spec_has_are_refused(shape):
+    """The layout pads heads of 64 to 128 lanes, and could not tell."""
+    spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
+    attention = resolve(spec, layout="tpu_packed", backend="xla")
+    cache = attention.allocate(num_blocks=2, block_size=16)
+    rows, fitting = np.ones(shape, np.float32), np.ones((1, 2, 64), np.float32)
+    slots = np.array([16], np.int32)
+    with pytest.raises(ValueError, match=r"key: got shape .*, expected \(tokens, 2, 64\)"):
+        attention.write(cache, rows, rows, slots)
+    with pytest.raises(ValueError, match=r"value: got shape .*, expected \(tokens, 2, 64\)"):
+        attention.write(cache, fitting, rows, slots)
+    if shape[2] < 64:
+        with pytest.raises(ValueError, match=r"value: got shape .* as key has"):
+            attention.backend.write(cache, fitting, rows, slots)
