@@ -79,7 +79,7 @@ class KernelBackend(ABC):
     platform: str
     layouts: ClassVar[tuple[Layout, ...]]
     any_layout: ClassVar[bool] = False
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    capabilities: Capabilities = Capabilities()
 
     def unsupported(
         self,

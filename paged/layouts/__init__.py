@@ -15,6 +15,7 @@ from paged.layouts.catalog import (
 )
 from paged.layouts.convert import convert, share_pool
 from paged.layouts.layout import Layout
+from paged.layouts.strides import KVStrides, kv_strides
 
 __all__ = [
     "FLASHINFER",
@@ -27,9 +28,11 @@ __all__ = [
     "TPU_MLA",
     "TPU_PACKED",
     "KVCache",
+    "KVStrides",
     "Layout",
     "check_slots_fit",
     "convert",
     "get_layout",
+    "kv_strides",
     "share_pool",
 ]

@@ -1,0 +1,1 @@
+"""The kernels, in `triton.language`; one a file, and what they share."""

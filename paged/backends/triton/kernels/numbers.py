@@ -1,0 +1,97 @@
+"""From stored numbers to those that are computed with, and back."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
+    """float32 to the nearest number of a type, ties to even.
+
+    The interpreter cuts off what bfloat16 has no bits for, so that it is rounded here before.
+    """
+    if INTERPRETED and DTYPE == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = tl.where(x != x, x, nearest.to(tl.float32, bitcast=True))
+    return x.to(DTYPE)
+
+
+@triton.jit
+def decoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, NATIVE: tl.constexpr):
+    """What a cache stores as numbers to compute with; exact.
+
+    Args:
+        x: numbers, int8, or the bits of a float8.
+        DTYPE: to compute with.
+        STORAGE: see `AttendForm.storage`.
+        NATIVE: see `AttendForm.native_float8`.
+    """
+    if STORAGE == "numbers":
+        return x.to(DTYPE)
+    elif STORAGE == "int8":
+        return x.to(tl.float32).to(DTYPE)
+    elif STORAGE == "float8_e5m2":
+        # The upper half of a float16.
+        return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(DTYPE)
+    else:
+        tl.static_assert(STORAGE == "float8_e4m3fn")
+        if NATIVE:
+            return x.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        else:
+            # A float16 has one bit more of exponent, with a bias that is larger by 8.
+            bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
+            number = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+            return tl.where((x & 0x7F) == 0x7F, float("nan"), number).to(DTYPE)
+
+
+@triton.jit
+def encoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, INTERPRETED: tl.constexpr):
+    """float32 as a cache stores it: rounded to nearest even, clipped where it is quantised.
+
+    Float8 by bits, which is the same on hardware that knows the type and on what does not.
+    """
+    if STORAGE == "numbers":
+        return rounded(x, DTYPE, INTERPRETED)
+    elif STORAGE == "int8":
+        clipped = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        # Above 2^23 a float32 has no fraction: adding rounds, subtracting gives the integer.
+        return ((clipped + 12582912.0) - 12582912.0).to(tl.int8)
+    elif STORAGE == "float8_e4m3fn":
+        return _float8(x, 3, 7, 448.0, 0x7F)
+    else:
+        tl.static_assert(STORAGE == "float8_e5m2")
+        return _float8(x, 2, 15, 57344.0, 0x7E)
+
+
+@triton.jit
+def _float8(
+    x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr, NAN: tl.constexpr
+):
+    sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
+    size = tl.minimum(tl.abs(x), LARGEST)
+    # Normal numbers: round the mantissa where it is, then change the exponent's bias.
+    bits = size.to(tl.uint32, bitcast=True)
+    dropped: tl.constexpr = 23 - MANTISSA
+    half: tl.constexpr = (1 << (dropped - 1)) - 1
+    shift: tl.constexpr = (127 - BIAS) << MANTISSA
+    normal = ((bits + half + ((bits >> dropped) & 1)) >> dropped) - shift
+    # Smaller ones are multiples of one step: adding a power of two rounds to it.
+    power: tl.constexpr = 1 << (23 - BIAS + 1 - MANTISSA)
+    base: tl.constexpr = (127 + 23 - BIAS + 1 - MANTISSA) << 23
+    small = (size + power).to(tl.uint32, bitcast=True) - base
+    smallest_normal: tl.constexpr = 2.0 ** (1 - BIAS)
+    code = tl.where(size < smallest_normal, small, normal) | sign
+    return tl.where(x != x, NAN | sign, code).to(tl.uint8)
+
+
+@triton.jit
+def scale_of(scale_ptr, head, SCALE: tl.constexpr):
+    """The scale of a KV head, 1 where there is none."""
+    if SCALE == "none":
+        return 1.0
+    elif SCALE == "one":
+        return tl.load(scale_ptr)
+    else:
+        tl.static_assert(SCALE == "heads")
+        return tl.load(scale_ptr + head)

@@ -1,0 +1,132 @@
+"""`TritonBackend`: the kernels over torch tensors."""
+
+from typing import Any
+
+import torch
+
+from paged.backends.triton.backend import TritonKernels
+from paged.backends.triton.catalog import kernel_of
+from paged.backends.triton.interpreting import (
+    is_interpreting,
+    prepare_interpreter,
+    run_interpreted,
+)
+from paged.backends.triton.plan import Plan
+from paged.backends.triton.planning import Device
+from paged.dtypes import storage_dtype
+from paged.layouts import KVCache
+
+INTERPRETED_SMS = 8
+"""Multiprocessors that a plan for the interpreter counts with: some steps split, some do not."""
+
+
+class TritonBackend(TritonKernels):
+    """Paged attention over torch tensors, on CUDA or ROCm.
+
+    Kernels go to torch's current stream and wait for nothing, so that calls may be captured in a
+    graph. `write` writes into the cache that it is given and returns it.
+    """
+
+    name = "triton"
+    arrays = "torch"
+    traceable = False
+
+    def __init__(self, *, interpret: bool = False, batch_invariant: bool = False) -> None:
+        super().__init__(interpret=interpret, batch_invariant=batch_invariant)
+        if interpret:
+            prepare_interpreter()
+        self.device = None if interpret else "cuda"
+
+    def _own_platform(self) -> str:
+        return "rocm" if torch.version.hip else "cuda"
+
+    def _ready(self, given: dict[str, Any], cache: KVCache) -> dict[str, Any]:
+        given = {name: array for name, array in given.items() if array is not None}
+        for name, array in given.items():
+            self._check(name, array, given["cache"].device)
+        data = given["cache"]
+        for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
+            if scale is not None:
+                given[name] = _on_device(scale, data.device)
+        if cache.layout.is_latent and cache.k_scale is not None:
+            given["v_scale"] = given["k_scale"]
+        ready = {n: a.contiguous() if a.ndim == 1 else a for n, a in given.items()}
+        if cache.dtype.startswith("float8"):
+            ready["cache"] = data.view(torch.uint8)
+        return ready
+
+    def _check(self, name: str, array: Any, device: torch.device) -> None:
+        if not isinstance(array, torch.Tensor):
+            raise ValueError(f"{name}: got {type(array).__name__}, expected a torch tensor")
+        wanted = "cpu" if self.interpret else "cuda"
+        if array.device.type != wanted:
+            hint = "" if self.interpret else ", or interpreted() for a host without a GPU"
+            raise ValueError(f"{name}: got a tensor on {array.device}, expected {wanted}{hint}")
+        if array.device != device:
+            raise ValueError(
+                f"{name}: got a tensor on {array.device}, expected {device} as the cache"
+            )
+
+    def _device(self, arrays: dict[str, Any]) -> Device:
+        if self.interpret:
+            return Device(num_sms=INTERPRETED_SMS, native_float8=False, interpreted=True)
+        if is_interpreting():
+            raise RuntimeError(
+                "interpret: TRITON_INTERPRET=1 was set when triton was imported, expected it "
+                "unset, or interpreted()"
+            )
+        device = arrays["cache"].device
+        found = torch.cuda.get_device_properties(device)
+        knows_float8 = not torch.version.hip and (found.major, found.minor) >= (8, 9)
+        return Device(num_sms=found.multi_processor_count, native_float8=knows_float8)
+
+    def _strides(self, array: Any) -> tuple[Any, ...]:
+        return tuple(array.stride())
+
+    def _run(self, plan: Plan, arrays: dict[str, Any]) -> dict[str, Any]:
+        device = arrays["cache"].device
+        arrays = dict(arrays)
+        for buffer in plan.buffers:
+            dtype = getattr(torch, buffer.dtype)
+            if buffer.fill is None:
+                arrays[buffer.name] = torch.empty(buffer.shape, dtype=dtype, device=device)
+            else:
+                arrays[buffer.name] = torch.full(
+                    buffer.shape, buffer.fill, dtype=dtype, device=device
+                )
+        if self.interpret:
+            run_interpreted(plan, {name: _as_numpy(array) for name, array in arrays.items()})
+            return arrays
+        # Triton launches on the current device, which need not be that of the tensors.
+        with torch.cuda.device(device):
+            for launch in plan.launches:
+                kernel_of(launch.kernel)[launch.grid](
+                    *(arrays[name] for name in launch.inputs),
+                    *launch.scalars,
+                    *(arrays[name] for name in launch.outputs),
+                    FORM=launch.form,
+                    num_warps=launch.warps,
+                    num_stages=launch.stages,
+                )
+        return arrays
+
+    def _written(self, plan: Plan, arrays: dict[str, Any], cache: KVCache) -> Any:
+        self._run(plan, arrays)
+        return cache.data
+
+
+def _on_device(scale: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(scale, torch.Tensor):
+        return scale.to(device, torch.float32).contiguous()
+    if getattr(scale, "shape", ()):
+        return torch.as_tensor(scale, dtype=torch.float32, device=device)
+    # A kernel fills it: nothing is copied from the host, so that a graph may capture it.
+    return torch.full((), float(scale), dtype=torch.float32, device=device)
+
+
+def _as_numpy(array: torch.Tensor) -> Any:
+    """The same memory, which for types that numpy lacks is seen as ml_dtypes' ones."""
+    name = str(array.dtype).removeprefix("torch.")
+    if name == "bfloat16":
+        return array.view(torch.int16).numpy().view(storage_dtype(name))
+    return array.numpy()
