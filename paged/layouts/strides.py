@@ -16,14 +16,14 @@ class KVStrides:
         slot: from one token of a block to the next.
         head: from one KV head to the next; 0 for a latent.
         dim: from one entry of a key or value to the next.
-        value: from a key to its value; 0 for a latent, whose value is its first part.
+        to_value: from a key to its value; 0 for a latent, whose value is its first part.
     """
 
     block: int
     slot: int
     head: int
     dim: int
-    value: int
+    to_value: int
 
 
 def kv_strides(
@@ -62,7 +62,7 @@ def kv_strides(
         slot=found["slot"],
         head=found.get("head", 0),
         dim=found["latent" if layout.is_latent else "dim"],
-        value=found.get("kv", 0),
+        to_value=found.get("kv", 0),
     )
 
 

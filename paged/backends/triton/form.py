@@ -21,7 +21,7 @@ class WriteForm:
         slot: over tokens of a block.
         head: over heads.
         dim: over entries.
-        value: from a key to its value; 0 for a latent.
+        to_value: from a key to its value; 0 for a latent.
         key_token: stride of the new keys over tokens.
         key_head: over heads.
         key_dim: over entries.
@@ -43,7 +43,7 @@ class WriteForm:
     slot: int
     head: int
     dim: int
-    value: int
+    to_value: int
     key_token: int
     key_head: int
     key_dim: int
@@ -78,7 +78,7 @@ class AttendForm:
         slot: over tokens of a block.
         head: over KV heads.
         dim: over entries.
-        value: from a key to its value; 0 for a latent.
+        to_value: from a key to its value; 0 for a latent.
         query_token: stride of the queries over tokens.
         query_head: over heads.
         query_dim: over entries.
@@ -113,7 +113,7 @@ class AttendForm:
     slot: int
     head: int
     dim: int
-    value: int
+    to_value: int
     query_token: int
     query_head: int
     query_dim: int

@@ -1,6 +1,6 @@
 """Sizes of tiles: the one place where they are chosen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _LEAST_ROWS = 16
 """Rows and columns of the smallest matrix product that every target has."""
@@ -36,27 +36,35 @@ def decode_tiles(*, group: int, width: int, itemsize: int, is_latent: bool) -> T
         itemsize: bytes of an operand of a product.
         is_latent: whether the cache has latents.
     """
-    heads = min(max(power_of_two(group), _LEAST_ROWS), _MOST_TILE_HEADS)
     if is_latent:
-        # A latent is 1.1 kB: its tile of values, [heads, 512] in float32, fills 8 warps' registers.
-        tokens = 32 if itemsize == 2 else 16
-        return Tiles(1, heads, tokens, warps=8 if heads > 16 else 4, stages=2)
-    tokens = _step_tokens(width, itemsize)
-    return Tiles(1, heads, tokens, warps=4, stages=3)
+        return _latent_tiles(group, itemsize)
+    heads = min(max(power_of_two(group), _LEAST_ROWS), _MOST_TILE_HEADS)
+    return Tiles(1, heads, _step_tokens(width, itemsize), warps=4, stages=3)
 
 
 def prefill_tiles(*, group: int, width: int, itemsize: int, is_latent: bool) -> Tiles:
     """Tiles of a prefill: as many queries as the rows of a large product have room for."""
+    if is_latent:
+        tiles = _latent_tiles(group, itemsize)
+        heads = min(power_of_two(group), tiles.heads)
+        return replace(tiles, heads=heads, queries=tiles.heads // heads)
     heads = min(power_of_two(group), _MOST_TILE_HEADS)
     if itemsize == 4:
         rows, warps = 32, 4
-    elif is_latent:
-        rows, warps = 64, 8
     else:
         rows, warps = (128, 8) if width <= 128 else (64, 4)
     rows = max(rows, heads)
-    tokens = (32 if itemsize == 2 else 16) if is_latent else _step_tokens(width, itemsize)
-    return Tiles(rows // heads, heads, tokens, warps, stages=2)
+    return Tiles(rows // heads, heads, _step_tokens(width, itemsize), warps, stages=2)
+
+
+def _latent_tiles(group: int, itemsize: int) -> Tiles:
+    # 32 rows of 512 values in float32 take 64 registers a thread of 8 warps. 64 rows would have
+    # Hopper's larger matrix instructions, but 8 to 24 registers too many (triton 3.9.0, sm_90,
+    # 2026-11-30: 96 bytes of spills for 32 keys a step, 256 for 64).
+    heads = min(max(power_of_two(group), _LEAST_ROWS), 32)
+    if itemsize == 4:
+        return Tiles(1, heads, 16, warps=8, stages=2)
+    return Tiles(1, heads, 64, warps=8, stages=3)
 
 
 def power_of_two(value: int) -> int:

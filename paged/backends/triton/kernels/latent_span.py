@@ -5,14 +5,14 @@ import triton.language as tl
 
 from paged.backends.triton.kernels.numbers import decoded, rounded
 from paged.backends.triton.kernels.products import added_product, product
-from paged.backends.triton.kernels.rows import seen, slot_offsets, whole_steps
+from paged.backends.triton.kernels.rows import seen, slot_ptrs, whole_steps
 from paged.backends.triton.kernels.softmax import capped_logits, empty_state, weighed
 
 
 @triton.jit
-def load_latents(cache_ptr, slot, dim, width, is_held, MASKED: tl.constexpr, FORM: tl.constexpr):
+def load_latents(slots, dim, width, is_held, MASKED: tl.constexpr, FORM: tl.constexpr):
     """Entries `dim` of the latents in slots, 0 past a width and where nothing is held."""
-    at = cache_ptr + (slot[:, None] + dim[None, :] * FORM.dim)
+    at = slots[:, None] + dim[None, :] * FORM.dim
     if MASKED:
         return tl.load(at, mask=is_held[:, None] & (dim < width)[None, :], other=0)
     else:
@@ -50,13 +50,13 @@ def attend_latent_span(
     for start in tl.range(begin, end, FORM.tile_tokens):
         token = start + tl.arange(0, FORM.tile_tokens)
         is_held = (token >= first_key) & (token < end_key)
-        slot = slot_offsets(token, table_ptr, is_held, MASKED, FORM)
-        stored = load_latents(cache_ptr, slot, dim, FORM.value_dim, is_held, MASKED, FORM)
+        slots = slot_ptrs(cache_ptr, start, table_ptr, first_key, end_key, MASKED, FORM)
+        stored = load_latents(slots, dim, FORM.value_dim, is_held, MASKED, FORM)
         latents = decoded(stored, query.dtype, FORM.storage, FORM.native_float8)
         products = product(query, tl.trans(latents))
         if FORM.rope_pad > 0:
             rest = FORM.value_dim + tl.arange(0, FORM.rope_pad)
-            stored_rope = load_latents(cache_ptr, slot, rest, FORM.head_dim, is_held, MASKED, FORM)
+            stored_rope = load_latents(slots, rest, FORM.head_dim, is_held, MASKED, FORM)
             ropes = decoded(stored_rope, query.dtype, FORM.storage, FORM.native_float8)
             products = added_product(query_rope, tl.trans(ropes), products)
         logits = capped_logits(products, logit_scale, FORM.soft_cap)

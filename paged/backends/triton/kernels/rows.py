@@ -23,11 +23,15 @@ def tile_rows(first_query, num_queries, group_head, FORM: tl.constexpr):
 @triton.jit
 def seen(token, position, first_key, end_key, FORM: tl.constexpr):
     """Whether a row at a position sees a token: causal, in its window, and there at all."""
-    sees = (token[None, :] <= position[:, None]) & (token[None, :] >= first_key)
-    sees = sees & (token[None, :] < end_key)
-    if FORM.window is not None:
-        sees = sees & (token[None, :] > position[:, None] - FORM.window)
-    return sees
+    is_held = ((token >= first_key) & (token < end_key))[None, :]
+    if FORM.tile_queries == 1:
+        # All rows stand at one position, from which the bounds were made.
+        return is_held
+    else:
+        sees = is_held & (token[None, :] <= position[:, None])
+        if FORM.window is not None:
+            sees = sees & (token[None, :] > position[:, None] - FORM.window)
+        return sees
 
 
 @triton.jit
@@ -66,19 +70,34 @@ def whole_steps(first_key, end_key, first_position, last_position, FORM: tl.cons
 
 
 @triton.jit
-def slot_offsets(token, table_ptr, is_held, MASKED: tl.constexpr, FORM: tl.constexpr):
-    """Where the slots of tokens lie in the cache, in elements, 64 bits.
+def slot_ptrs(
+    cache_ptr, start, table_ptr, first_key, end_key, MASKED: tl.constexpr, FORM: tl.constexpr
+):
+    """Where the slots of a step's tokens lie in the cache.
 
     Args:
-        token: positions in the sequence.
+        cache_ptr: the cache.
+        start: the step's first token.
         table_ptr: the sequence's row of the block table.
-        is_held: which tokens there are; the others' entries are not followed.
-        MASKED: whether `is_held` is looked at.
+        first_key: entries of tokens before it are not followed,
+        end_key: nor those from it on.
+        MASKED: whether there are such tokens.
         FORM: see `AttendForm`.
     """
-    entry = table_ptr + token // FORM.block_size * FORM.table_entry
-    block = tl.load(entry, mask=is_held, other=0) if MASKED else tl.load(entry)
-    return block.to(tl.int64) * FORM.block + token % FORM.block_size * FORM.slot
+    step = tl.arange(0, FORM.tile_tokens)
+    if FORM.block_size % FORM.tile_tokens == 0:
+        # A step lies in one block: one entry, and addresses that differ by constants.
+        block = tl.load(table_ptr + start // FORM.block_size * FORM.table_entry)
+        offset = block.to(tl.int64) * FORM.block + start % FORM.block_size * FORM.slot
+        return (cache_ptr + offset) + step * FORM.slot
+    else:
+        token = start + step
+        entry = table_ptr + token // FORM.block_size * FORM.table_entry
+        if MASKED:
+            block = tl.load(entry, mask=(token >= first_key) & (token < end_key), other=0)
+        else:
+            block = tl.load(entry)
+        return cache_ptr + (block.to(tl.int64) * FORM.block + token % FORM.block_size * FORM.slot)
 
 
 @triton.jit

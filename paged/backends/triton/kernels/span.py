@@ -5,7 +5,7 @@ import triton.language as tl
 
 from paged.backends.triton.kernels.numbers import decoded, rounded
 from paged.backends.triton.kernels.products import added_product, product
-from paged.backends.triton.kernels.rows import seen, slot_offsets, whole_steps
+from paged.backends.triton.kernels.rows import seen, slot_ptrs, whole_steps
 from paged.backends.triton.kernels.softmax import capped_logits, empty_state, weighed
 
 
@@ -51,18 +51,18 @@ def attend_span(
     for start in tl.range(begin, end, FORM.tile_tokens):
         token = start + tl.arange(0, FORM.tile_tokens)
         is_held = (token >= first_key) & (token < end_key)
-        slot = slot_offsets(token, table_ptr, is_held, MASKED, FORM)
-        at = cache_ptr + (slot[:, None] + dim[None, :] * FORM.dim)
+        slots = slot_ptrs(cache_ptr, start, table_ptr, first_key, end_key, MASKED, FORM)
+        at = slots[:, None] + dim[None, :] * FORM.dim
         # What is not held reads as 0: it may be NaN, and 0 * NaN is NaN.
         if MASKED:
             stored_keys = tl.load(at, mask=is_held[:, None] & is_dim, other=0)
-            stored_values = tl.load(at + FORM.value, mask=is_held[:, None] & is_dim, other=0)
+            stored_values = tl.load(at + FORM.to_value, mask=is_held[:, None] & is_dim, other=0)
         elif FORM.head_dim == FORM.dim_pad:
             stored_keys = tl.load(at)
-            stored_values = tl.load(at + FORM.value)
+            stored_values = tl.load(at + FORM.to_value)
         else:
             stored_keys = tl.load(at, mask=is_dim, other=0)
-            stored_values = tl.load(at + FORM.value, mask=is_dim, other=0)
+            stored_values = tl.load(at + FORM.to_value, mask=is_dim, other=0)
         keys = decoded(stored_keys, query.dtype, FORM.storage, FORM.native_float8)
         logits = capped_logits(product(query, tl.trans(keys)), logit_scale, FORM.soft_cap)
         if MASKED:

@@ -13,7 +13,7 @@ from paged.backends.triton.kernels.span import attend_keys
 @triton.jit
 def load_queries(query_ptr, at, dim, width, is_row, DTYPE: tl.constexpr, FORM: tl.constexpr):
     """Entries `dim` of the rows' queries, `[rows, dims]`; 0 past a width and in no row."""
-    where = query_ptr + (at[:, None] + dim[None, :] * FORM.query_dim)
+    where = (query_ptr + at)[:, None] + dim[None, :] * FORM.query_dim
     return tl.load(where, mask=is_row[:, None] & (dim < width)[None, :], other=0).to(DTYPE)
 
 
@@ -58,7 +58,7 @@ def attend_tile(
     logit_scale = scale_of(k_scale_ptr, kv_head, FORM.k_scale) * FORM.scale
     at = query_offsets(token, head, FORM)
     dim = tl.arange(0, FORM.dim_pad)
-    if FORM.value > 0:
+    if FORM.to_value > 0:
         query = load_queries(query_ptr, at, dim, FORM.head_dim, is_row, OPERAND, FORM)
         return attend_keys(
             query, position, first_position, last_position, first_key, end_key, table_ptr,
@@ -113,7 +113,7 @@ def store_rows(out, lse, row, head, is_row, out_ptr, lse_ptr, FORM: tl.constexpr
     at = row.to(tl.int64) * FORM.num_heads + head
     dim = tl.arange(0, FORM.dim_pad)
     tl.store(
-        out_ptr + (at[:, None] * FORM.value_dim + dim[None, :]),
+        (out_ptr + at * FORM.value_dim)[:, None] + dim[None, :],
         rounded(out, out_ptr.dtype.element_ty, FORM.interpreted),
         mask=is_row[:, None] & (dim < FORM.value_dim)[None, :],
     )

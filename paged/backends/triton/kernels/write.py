@@ -34,11 +34,11 @@ def write(
     at = cache_ptr + (at + head.to(tl.int64)[:, None] * FORM.head + dim[None, :] * FORM.dim)
     key_at = token * FORM.key_token + head[:, None] * FORM.key_head + dim[None, :] * FORM.key_dim
     _store(key_ptr + key_at, at, k_scale_ptr, head, is_entry, FORM.k_scale, FORM)
-    if FORM.value > 0:
+    if FORM.to_value > 0:
         value_at = token * FORM.value_token + head[:, None] * FORM.value_head
         value_at += dim[None, :] * FORM.value_dim
         _store(
-            value_ptr + value_at, at + FORM.value, v_scale_ptr, head, is_entry, FORM.v_scale, FORM
+            value_ptr + value_at, at + FORM.to_value, v_scale_ptr, head, is_entry, FORM.v_scale, FORM
         )
 
 
