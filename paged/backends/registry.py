@@ -19,10 +19,19 @@ ENTRY_POINT_GROUP = "paged.backends"
 
 _BUILTIN = {
     "pallas_tpu": "paged.backends.pallas_tpu:PallasTpuBackend",
+    "triton_jax": "paged.backends.triton.on_jax:TritonJaxBackend",
+    "triton": "paged.backends.triton.on_torch:TritonBackend",
     "xla": "paged.backends.xla:XlaBackend",
     "reference": "paged.backends.reference:ReferenceBackend",
 }
 """In order of priority: "auto" takes the first that can serve. Imported when first asked for."""
+
+_TAKEN = {
+    "jax": ("jax", "numpy"),
+    "torch": ("torch", "numpy"),
+    "numpy": ("jax", "numpy"),
+}
+"""By library: what backends that take its arrays call theirs. One on numpy's takes any."""
 
 TARGETS = ("cpu", "cuda", "rocm", "tpu")
 """Platforms that a call may be compiled for."""
@@ -65,7 +74,8 @@ class Resolution:
         """A zero-filled cache for this spec; `arrays` as for `KVCache.allocate`.
 
         It lies where the backend wants it, which one over several devices says by a method
-        `cache_sharding`, unless `sharding` is given.
+        `cache_sharding`, unless `sharding` is given. One over another library than JAX says by a
+        method `allocate(cache_spec, layout, num_blocks, **arrays)` how a cache is made.
         """
         cache_spec = KVCacheSpec.of(self.spec, block_size=block_size, dtype=dtype)
         reasons = self.backend.unsupported(
@@ -73,6 +83,8 @@ class Resolution:
         )
         if reasons:
             raise UnsupportedError(f"backend {self.backend.name}: {'; '.join(reasons)}")
+        if (own := getattr(self.backend, "allocate", None)) is not None:
+            return own(cache_spec, self.layout, num_blocks, **arrays)
         if (where := getattr(self.backend, "cache_sharding", None)) is not None:
             arrays.setdefault("sharding", where(self.layout))
         return KVCache.allocate(cache_spec, self.layout, num_blocks, **arrays)
@@ -167,6 +179,7 @@ def resolve(
     backend: str | Backend = "auto",
     cache_spec: KVCacheSpec | None = None,
     query_dtype: str | None = None,
+    arrays: str = "jax",
 ) -> Resolution:
     """Finds a backend that serves a spec on a layout and a platform.
 
@@ -178,6 +191,8 @@ def resolve(
             gives no reason against.
         cache_spec: block size and storage type, where they are known already.
         query_dtype: dtype of the queries, where it is known already.
+        arrays: library of the arrays that will be given, "jax", "torch" or "numpy"; "auto" passes
+            over backends that take another's.
 
     Raises:
         UnsupportedError: the named backend cannot serve, with its reasons; or, for "auto", none
@@ -188,6 +203,8 @@ def resolve(
     target = target or default_target()
     if target not in TARGETS:
         raise ValueError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
+    if arrays not in _TAKEN:
+        raise ValueError(f"arrays: got {arrays!r}, expected one of {', '.join(_TAKEN)}")
     wanted = None if isinstance(layout, str) and layout == "auto" else get_layout(layout)
     if cache_spec is not None:
         for name in ("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim"):
@@ -195,11 +212,16 @@ def resolve(
             if got != expected:
                 raise ValueError(f"cache_spec.{name}: got {got}, expected {expected} as in spec")
     passed_over: dict[str, list[str]] = {}
-    candidates = backend_names() if isinstance(backend, str) and backend == "auto" else (backend,)
+    is_auto = isinstance(backend, str) and backend == "auto"
+    candidates = backend_names() if is_auto else (backend,)
     for candidate in candidates:
         loaded = load_backend(candidate) if isinstance(candidate, str) else _checked(candidate)
         if isinstance(loaded, Unavailable):
             passed_over[loaded.name] = [loaded.reason]
+            continue
+        own = getattr(loaded, "arrays", "jax")
+        if is_auto and own not in _TAKEN[arrays]:
+            passed_over[loaded.name] = [f"takes {own} arrays, not {arrays}"]
             continue
         tried = loaded.layouts if wanted is None else (wanted,)
         reasons: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paged.backends.triton.catalog import kernel_of
+from paged.backends.triton.catalog import kernel_of, load_kernels
 from paged.backends.triton.plan import Launch, Plan
 
 _VARIABLE = "TRITON_INTERPRET"
@@ -30,6 +30,8 @@ def prepare_interpreter() -> None:
             f"interpret: triton was imported without {_VARIABLE}=1 and compiles its kernels, "
             f"expected the variable to be set before triton is first imported"
         )
+    # All kernels, now: what is wrong with one shows before the first call.
+    load_kernels()
 
 
 def is_interpreting() -> bool:

@@ -12,11 +12,9 @@ from paged.backends.triton.backend import TritonKernels
 from paged.backends.triton.catalog import kernel_of
 from paged.backends.triton.interpreting import prepare_interpreter, run_launch
 from paged.backends.triton.plan import Launch, Plan
-from paged.backends.triton.planning import Device
+from paged.backends.triton.planning import INTERPRETED, Device
 from paged.layouts import KVCache, Layout
 from paged.spec import AttentionSpec, KVCacheSpec
-
-INTERPRETED_SMS = 8
 
 
 class TritonJaxBackend(TritonKernels):
@@ -66,7 +64,7 @@ class TritonJaxBackend(TritonKernels):
 
     def _device(self, arrays: dict[str, Any]) -> Device:
         if self.interpret:
-            return Device(num_sms=INTERPRETED_SMS, native_float8=False, interpreted=True)
+            return INTERPRETED
         return _device_facts()
 
     def _strides(self, array: Any) -> tuple[Any, ...]:

@@ -12,13 +12,10 @@ from paged.backends.triton.interpreting import (
     run_interpreted,
 )
 from paged.backends.triton.plan import Plan
-from paged.backends.triton.planning import Device
+from paged.backends.triton.planning import INTERPRETED, Device
 from paged.dtypes import storage_dtype
-from paged.layouts import KVCache
-
-INTERPRETED_SMS = 8
-"""Multiprocessors that a plan for the interpreter counts with: some steps split, some do not."""
-
+from paged.layouts import KVCache, Layout, check_slots_fit
+from paged.spec import KVCacheSpec
 
 class TritonBackend(TritonKernels):
     """Paged attention over torch tensors, on CUDA or ROCm.
@@ -36,6 +33,36 @@ class TritonBackend(TritonKernels):
         if interpret:
             prepare_interpreter()
         self.device = None if interpret else "cuda"
+
+    def allocate(
+        self,
+        spec: KVCacheSpec,
+        layout: Layout,
+        num_blocks: int,
+        *,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        device: Any = None,
+    ) -> KVCache:
+        """A zero-filled cache of a torch tensor, as `KVCache.allocate` makes one for JAX.
+
+        Args:
+            spec: what is kept.
+            layout: how it lies.
+            num_blocks: physical blocks, the null block included.
+            k_scale: see `KVCache`.
+            v_scale: see `KVCache`.
+            device: torch's; by default the current GPU, or the host for an interpreter.
+
+        Raises:
+            ValueError: the layout cannot hold the spec's cache, or slots would not fit int32.
+        """
+        check_slots_fit(num_blocks, spec.block_size)
+        shape = layout.shape(num_blocks, spec)
+        data = torch.zeros(
+            shape, dtype=getattr(torch, spec.dtype), device=device or self.device
+        )
+        return KVCache(data, layout, k_scale, v_scale)
 
     def _own_platform(self) -> str:
         return "rocm" if torch.version.hip else "cuda"
@@ -69,7 +96,7 @@ class TritonBackend(TritonKernels):
 
     def _device(self, arrays: dict[str, Any]) -> Device:
         if self.interpret:
-            return Device(num_sms=INTERPRETED_SMS, native_float8=False, interpreted=True)
+            return INTERPRETED
         if is_interpreting():
             raise RuntimeError(
                 "interpret: TRITON_INTERPRET=1 was set when triton was imported, expected it "

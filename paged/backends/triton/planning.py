@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from paged.backends.triton.form import AttendForm, WriteForm
 from paged.backends.triton.plan import ABSENT, Buffer, Launch, Plan
-from paged.backends.triton.splitting import fixed_split, split_count
+from paged.backends.triton.splitting import LEAST_PART, fixed_split, split_count
 from paged.backends.triton.tiles import Tiles, decode_tiles, power_of_two, prefill_tiles
 from paged.dtypes import is_quantized, storage_dtype
 from paged.layouts import KVStrides
@@ -26,11 +26,17 @@ class Device:
         num_sms: multiprocessors.
         native_float8: whether it converts float8_e4m3fn by itself.
         interpreted: whether triton's interpreter stands in for it.
+        least_part: fewest tokens of a part of a split decode.
     """
 
     num_sms: int
     native_float8: bool
     interpreted: bool = False
+    least_part: int = LEAST_PART
+
+
+INTERPRETED = Device(num_sms=8, native_float8=False, interpreted=True, least_part=16)
+"""The interpreter: small enough that short sequences are split in some steps, in others not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +261,7 @@ def _decode(
             max_seq_len=min(step.max_seq_len, spec.window or step.max_seq_len),
             num_sms=device.num_sms,
             step_tokens=tiles.tokens,
+            least_part=device.least_part,
         )
     form = replace(form, splits=parts, split_steps=steps)
     grid = (step.num_seqs, head_tiles, parts)

@@ -1,7 +1,8 @@
 """Into how many parts a decode's keys are cut: the one place where it is decided."""
 
 _PROGRAMS_PER_SM = 2
-_LEAST_TOKENS = 256
+LEAST_PART = 256
+"""Fewest tokens of a part."""
 _MOST_PARTS = 128
 
 FIXED_TOKENS = 2048
@@ -9,7 +10,13 @@ FIXED_TOKENS = 2048
 
 
 def split_count(
-    *, num_seqs: int, head_tiles: int, max_seq_len: int, num_sms: int, step_tokens: int
+    *,
+    num_seqs: int,
+    head_tiles: int,
+    max_seq_len: int,
+    num_sms: int,
+    step_tokens: int,
+    least_part: int = LEAST_PART,
 ) -> int:
     """Parts of each sequence.
 
@@ -26,10 +33,11 @@ def split_count(
         max_seq_len: the longest sequence, or a bound of it.
         num_sms: multiprocessors of the device.
         step_tokens: keys of a step; a part is whole steps.
+        least_part: fewest tokens of a part.
     """
     programs = num_seqs * head_tiles
     wanted = -(-_PROGRAMS_PER_SM * num_sms // programs)
-    longest = max(1, max_seq_len // max(_LEAST_TOKENS, step_tokens))
+    longest = max(1, max_seq_len // max(least_part, step_tokens))
     return max(1, min(wanted, longest, _MOST_PARTS))
 
 

@@ -46,10 +46,11 @@ def clone(backend: type, mutant: Mutant | None = None) -> Any:
         copy = getattr(copy, part)
     if of_layouts:
         copy = _over_layouts(copy, modules.load("paged.layouts.layout").Layout)
+    # A kernel for hardware is tried by its interpreter, as the suite tries it.
+    faulty = getattr(copy(), "interpreted", copy)()
     if mutant is not None and not modules.is_loaded(mutant.module):
         raise ImportError(f"mutant {mutant.name!r}: {backend.__name__} never imports its module")
-    # A kernel for hardware is tried by its interpreter, as the suite tries it.
-    return getattr(copy(), "interpreted", copy)()
+    return faulty
 
 
 class _PrivateModules:
