@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged.cli.console import JsonOption, note, print_json
+from paged.cli.lab_grid import refuse_sizes, show_grid
 from paged.cli.lab_table import COLUMNS, by_cost, markdown_table, print_columns, text_table
 
 if TYPE_CHECKING:
+    from paged.lab.grid import Checked
     from paged.lab.measure import Measurement
     from paged.lab.tune import Choice
 
@@ -50,8 +52,17 @@ ReportOption = Annotated[
 
 @app.command("compile")
 def compile_(
+    context: typer.Context,
     backend: Annotated[str, typer.Argument(help="A listed backend, or package.module:Class.")],
     target: TargetOption = "all",
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid",
+            help="Instead of one problem a grid of them on every layout, and how many compile; "
+            "nothing is counted.",
+        ),
+    ] = False,
     layout: LayoutOption = "auto",
     block_size: BlockSizeOption = "16",
     num_heads: NumHeadsOption = None,
@@ -77,6 +88,7 @@ def compile_(
 
     \b
     Example:
+      paged lab compile pallas_tpu --target all --grid
       paged lab compile xla --target v5e,v6e --json
       paged lab compile pallas_tpu --target all --layout all --block-size 16,64
       paged lab compile my_pkg.my_mod:MyBackend --target v6e --report counts.json
@@ -87,6 +99,10 @@ def compile_(
     from paged.lab.measure import measure
     from paged.lab.requirements import require
 
+    if grid:
+        refuse_sizes(context)
+        _compile_grid(backend, target, "all" if layout == "auto" else layout, write, as_json)
+        return
     sizes = Sizes(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -116,6 +132,30 @@ def compile_(
     _tell_reasons((*attended, *written))
     _write_report(report, (*attended, *written))
     if any(m.status == "failed" for m in (*attended, *written)):
+        raise typer.Exit(1)
+
+
+def _compile_grid(backend: str, target: str, layout: str, write: bool, as_json: bool) -> None:
+    from paged.lab import get_targets
+    from paged.lab.asks import chosen_layouts
+    from paged.lab.grid import check_grid, grid
+    from paged.lab.lookup import find_backend
+    from paged.lab.requirements import require
+
+    targets = get_targets(target)
+    for one in targets:
+        require(one)
+    found = find_backend(backend)
+    problems = grid(chosen_layouts(found, layout))
+    checked: list[Checked] = []
+    for one in targets:
+        note(f"{one.name}: {len(problems)} problems")
+        checked += check_grid(one, found, problems, write=write)
+    if as_json:
+        print_json([each.row() for each in checked])
+    else:
+        show_grid(checked)
+    if any(each.status == "failed" for each in checked):
         raise typer.Exit(1)
 
 
