@@ -23,12 +23,12 @@ pytestmark = needs_libtpu
 
 
 def compiled(target, layout, *, spec=SPEC, **sizes):
-    """Compiles a step, and sees that the cache is not copied around the kernel."""
     sizes = {"num_seqs": 32, "kv_tokens": 1024, **sizes}
     takes(target, Problem(spec, get_layout(layout), **sizes))
 
 
 def takes(target, problem):
+    """Compiles a step, and sees that the cache is not copied around the kernel."""
     done = compile_call(PallasTpuBackend(), problem, TARGETS[target], "attend")
     assert done.status == "compiled", (target, problem, done.reason)
     cache = problem.bytes_per_token("tpu") * problem.total_kv_tokens
