@@ -106,6 +106,10 @@ class KernelBackend(ABC):
 
     def write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         """See `Backend.write`."""
+        check_cache(cache)
+        check_arrays(key=key, slot_mapping=slot_mapping)
+        if value is not None:
+            check_arrays(value=value)
         reasons = [] if self._reads(cache.layout) else [f"no layout {cache.layout.name}"]
         if cache.dtype not in self.capabilities.cache_dtypes:
             reasons.append(f"no cache dtype {cache.dtype}")
@@ -123,6 +127,8 @@ class KernelBackend(ABC):
         sinks: Any = None,
     ) -> AttentionOutput:
         """See `Backend.attend`."""
+        check_cache(cache)
+        check_arrays(query=query)
         target = jax.default_backend() if self.platform == "any" else self.platform
         cache_spec = KVCacheSpec.of(spec, block_size=cache.block_size, dtype=cache.dtype)
         reasons = self.unsupported(
@@ -162,12 +168,38 @@ class KernelBackend(ABC):
     ) -> AttentionOutput: ...
 
 
+def check_cache(cache: Any) -> None:
+    """A cache is a `KVCache` of an array.
+
+    Raises:
+        ValueError: naming what was given instead.
+    """
+    if not isinstance(cache, KVCache):
+        raise ValueError(f"cache: got {_named(cache)}, expected a KVCache")
+    check_arrays(**{"cache.data": cache.data})
+
+
+def check_arrays(**arguments: Any) -> None:
+    """What has no shape and dtype is no array.
+
+    Raises:
+        ValueError: naming the argument and what was given instead.
+    """
+    for name, array in arguments.items():
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise ValueError(
+                f"{name}: got {_named(array)}, expected an array of numpy, JAX or torch"
+            )
+
+
 def check_sinks(sinks: Any, spec: AttentionSpec) -> None:
     """Sinks are there exactly where the spec says so, one logit per query head.
 
     Raises:
         ValueError: naming what was given and what the spec expects.
     """
+    if sinks is not None:
+        check_arrays(sinks=sinks)
     shape = None if sinks is None else tuple(sinks.shape)
     expected = (spec.num_heads,) if spec.has_sinks else None
     if shape != expected:
@@ -175,6 +207,11 @@ def check_sinks(sinks: Any, spec: AttentionSpec) -> None:
             f"sinks: got {'None' if shape is None else f'shape {shape}'}, expected "
             f"{'None' if expected is None else f'shape {expected}'} "
             f"(spec.has_sinks is {spec.has_sinks})"
+        )
+    if sinks is not None and dtype_name(sinks.dtype) not in COMPUTE_DTYPES:
+        raise ValueError(
+            f"sinks: got dtype {dtype_name(sinks.dtype)}, expected one of "
+            f"{', '.join(COMPUTE_DTYPES)}"
         )
 
 
@@ -217,20 +254,25 @@ def check_write(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> None
             f"slot_mapping: got {dtype_name(slot_mapping.dtype)}{tuple(slot_mapping.shape)}, "
             "expected int32 of one dimension"
         )
-    cache.layout.check_rows(tuple(cache.data.shape), key, value)
-    for name, rows in (("key", key), ("value", value)):
-        if rows is None:
-            continue
-        if rows.shape[0] != slot_mapping.shape[0]:
+    given = [(name, rows) for name, rows in (("key", key), ("value", value)) if rows is not None]
+    # Before the layout compares the two with each other: slots say which of them is wrong.
+    for name, rows in given:
+        if len(rows.shape) == 3 and rows.shape[0] != slot_mapping.shape[0]:
             raise ValueError(
                 f"{name}: got {rows.shape[0]} tokens, expected {slot_mapping.shape[0]} as in "
                 "slot_mapping"
             )
+    cache.layout.check_rows(tuple(cache.data.shape), key, value)
+    for name, rows in given:
         if dtype_name(rows.dtype) not in COMPUTE_DTYPES:
             raise ValueError(
                 f"{name}: got dtype {dtype_name(rows.dtype)}, expected one of "
                 f"{', '.join(COMPUTE_DTYPES)}"
             )
+
+
+def _named(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _rank(scale: Any) -> int:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged.cli.console import JsonOption, note, print_json
+from paged.cli.lab_grid import refuse_sizes, show_grid
+from paged.cli.lab_table import COLUMNS, by_cost, markdown_table, print_columns, text_table
 
 if TYPE_CHECKING:
+    from paged.lab.grid import Checked
     from paged.lab.measure import Measurement
     from paged.lab.tune import Choice
 
@@ -49,8 +52,17 @@ ReportOption = Annotated[
 
 @app.command("compile")
 def compile_(
+    context: typer.Context,
     backend: Annotated[str, typer.Argument(help="A listed backend, or package.module:Class.")],
     target: TargetOption = "all",
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid",
+            help="Instead of one problem a grid of them on every layout, and how many compile; "
+            "nothing is counted.",
+        ),
+    ] = False,
     layout: LayoutOption = "auto",
     block_size: BlockSizeOption = "16",
     num_heads: NumHeadsOption = None,
@@ -76,6 +88,7 @@ def compile_(
 
     \b
     Example:
+      paged lab compile pallas_tpu --target all --grid
       paged lab compile xla --target v5e,v6e --json
       paged lab compile pallas_tpu --target all --layout all --block-size 16,64
       paged lab compile my_pkg.my_mod:MyBackend --target v6e --report counts.json
@@ -86,6 +99,10 @@ def compile_(
     from paged.lab.measure import measure
     from paged.lab.requirements import require
 
+    if grid:
+        refuse_sizes(context)
+        _compile_grid(backend, target, "all" if layout == "auto" else layout, write, as_json)
+        return
     sizes = Sizes(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -118,13 +135,37 @@ def compile_(
         raise typer.Exit(1)
 
 
+def _compile_grid(backend: str, target: str, layout: str, write: bool, as_json: bool) -> None:
+    from paged.lab import get_targets
+    from paged.lab.asks import chosen_layouts
+    from paged.lab.grid import check_grid, grid
+    from paged.lab.lookup import find_backend
+    from paged.lab.requirements import require
+
+    targets = get_targets(target)
+    for one in targets:
+        require(one)
+    found = find_backend(backend)
+    problems = grid(chosen_layouts(found, layout))
+    checked: list[Checked] = []
+    for one in targets:
+        note(f"{one.name}: {len(problems)} problems")
+        checked += check_grid(one, found, problems, write=write)
+    if as_json:
+        print_json([each.row() for each in checked])
+    else:
+        show_grid(checked)
+    if any(each.status == "failed" for each in checked):
+        raise typer.Exit(1)
+
+
 @app.command()
 def compare(
     target: TargetOption = "v6e",
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="A listed backend or package.module:Class; may be repeated. By default "
+            help="Listed backends or package.module:Class, with commas or repeated. By default "
             "every listed backend of the target's platform."
         ),
     ] = None,
@@ -141,6 +182,9 @@ def compare(
         Path | None, typer.Option(help="Draw the rooflines; the suffix says SVG, PNG or PDF.")
     ] = None,
     report: ReportOption = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="A table for a document, targets side by side.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Kernels, layouts and block sizes side by side, best first; what is refused is left out.
@@ -148,10 +192,11 @@ def compare(
     \b
     Example:
       paged lab compare --target v6e --json
-      paged lab compare --target v5e,v6e,v7x --backend xla --block-size 64 --plot roofline.svg
+      paged lab compare --target v5e,v6e,v7x --backend pallas_tpu,xla --plot roofline.svg
+      paged lab compare --target v5e,v6e --block-size 64 --markdown
     """
     from paged.lab import get_targets
-    from paged.lab.asks import Sizes, asks, chosen_block_sizes, chosen_layouts
+    from paged.lab.asks import Sizes, asks, chosen_block_sizes, chosen_layouts, split
     from paged.lab.lookup import backends_for, find_backend
     from paged.lab.measure import measure
     from paged.lab.requirements import require
@@ -169,18 +214,21 @@ def compare(
     for one in targets:
         require(one)
     block_sizes = chosen_block_sizes(block_size)
+    chosen = [find_backend(name) for name in split(",".join(backend or ()))]
     found: list[Measurement] = []
     for one in targets:
-        backends = [find_backend(name) for name in backend or ()] or backends_for(one)
         wanted = [
             ask
-            for each in backends
+            for each in chosen or backends_for(one)
             for ask in asks(each, chosen_layouts(each, layout), block_sizes, sizes)
         ]
         note(f"{one.name}: {len(wanted)} to compile")
         measured = [m for m in measure(one, wanted) if m.status != "refused"]
-        found += sorted(measured, key=_by_cost)
-    _show(found, as_json)
+        found += sorted(measured, key=by_cost)
+    if markdown and not as_json:
+        typer.echo("\n".join(markdown_table(found)))
+    else:
+        _show(found, as_json)
     _tell_reasons(found)
     _write_report(report, found)
     if plot is not None:
@@ -315,26 +363,6 @@ def baseline(
     typer.echo(f"{len(measured)} counted, none worse")
 
 
-def _by_cost(measurement: "Measurement") -> tuple[bool, float]:
-    cost = measurement.row()["scheduled_per_token"]
-    return cost is None, cost or 0.0
-
-
-_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "kernel": lambda row: row["kernel"],
-    "layout": lambda row: row["layout"],
-    "target": lambda row: row["target"],
-    "block": lambda row: str(row["block_size"]),
-    "scheduled": lambda row: _figure(row["scheduled_per_token"]),
-    "issued": lambda row: _figure(row["issued_per_token"]),
-    "bound": lambda row: _figure(row["bound_per_token"]),
-    "HBM": lambda row: _figure(row["hbm_cycles_per_token"]),
-    "of HBM": lambda row: _ratio(row["scheduled_per_token"], row["hbm_cycles_per_token"]),
-    "spills": lambda row: _count(row["spills"]),
-    "VMEM KiB": lambda row: _count(row["vmem_bytes"], 1024),
-}
-
-
 def _show(measurements: Sequence["Measurement"], as_json: bool) -> None:
     if as_json:
         print_json([m.row() for m in measurements])
@@ -343,8 +371,7 @@ def _show(measurements: Sequence["Measurement"], as_json: bool) -> None:
 
     title = f"{measurements[0].problem.label}; cycles per KV token" if measurements else ""
     typer.echo(title)
-    cells = [[cell(m.row()) for cell in _COLUMNS.values()] + [m.status] for m in measurements]
-    _print_columns([[*_COLUMNS, "status"], *cells])
+    print_columns(text_table(measurements))
     typer.echo(BLIND_SPOTS)
 
 
@@ -353,7 +380,7 @@ _TRIED: dict[str, Callable[[dict[str, Any]], str]] = {
     "target": lambda row: row["target"],
     "of": lambda row: "untuned" if row["untuned"] else "",
     **{
-        name: _COLUMNS[name]
+        name: COLUMNS[name]
         for name in ("scheduled", "issued", "bound", "HBM", "spills", "VMEM KiB")
     },
     "chosen": lambda row: "yes" if row["chosen"] else ("failed" if row["reason"] else ""),
@@ -374,7 +401,7 @@ def _show_choices(choices: Sequence["Choice"], as_json: bool) -> None:
         shape = ", ".join(f"{name} {value}" for name, value in choice.shape.items())
         typer.echo(f"{choice.target.name}: {shape}; cycles per KV token")
         cells = [[cell(row) for cell in _TRIED.values()] for row in choice.rows()]
-        _print_columns([[*_TRIED], *cells])
+        print_columns([[*_TRIED], *cells])
     typer.echo(BLIND_SPOTS)
 
 
@@ -388,29 +415,6 @@ def _command(context: typer.Context) -> str:
         elif param.name not in ("out", "as_json") and value != param.get_default(context):
             words += [param.opts[0]] if value is True else [param.opts[0], str(value)]
     return shlex.join(words)
-
-
-def _print_columns(lines: Sequence[Sequence[str]]) -> None:
-    """Aligned columns as wide as they are: rich would fold names at 80 where nobody watches."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = [
-            cell.rjust(width) if 3 <= index < len(line) - 1 else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        typer.echo("  ".join(cells).rstrip())
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _ratio(value: float | None, of: float | None) -> str:
-    return "-" if value is None or not of else f"{value / of:.2f}x"
-
-
-def _count(value: int | None, unit: int = 1) -> str:
-    return "-" if value is None else f"{value // unit:,}"
 
 
 def _tell_reasons(measurements: Sequence["Measurement"]) -> None:

@@ -93,7 +93,7 @@ def chosen_layouts(backend: Backend, names: str) -> tuple[Layout, ...]:
     if names == "all":
         return tuple(backend.layouts)
     own = {layout.name: layout for layout in backend.layouts}
-    return tuple(own.get(name) or get_layout(name) for name in _split(names))
+    return tuple(own.get(name) or get_layout(name) for name in split(names))
 
 
 def chosen_block_sizes(text: str) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def chosen_block_sizes(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: what is no number.
     """
-    sizes = _split(text)
+    sizes = split(text)
     if bad := [size for size in sizes if not size.isdecimal()]:
         raise ValueError(f"block_size: got {bad[0]!r}, expected numbers separated by commas")
     return tuple(int(size) for size in sizes)
@@ -119,5 +119,6 @@ def asks(
     ]
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
+    """What stands between commas."""
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,4 +1,4 @@
-"""The process that `paged.lab.dump` starts: compiles jobs for one target, and leaves their files.
+"""The process of `paged.lab.processes`: compiles jobs for one target, and leaves their files.
 
 Work arrives on stdin, pickled. An error that `compile_call` does not know ends the process, and
 the parent takes its last line for the reason.
@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from paged.lab.compile import compile_call
-from paged.lab.dump import RESULT, job_folder, keep_needed
+from paged.lab.dump import keep_needed
+from paged.lab.processes import RESULT, job_folder, live_folder
 from paged.lab.targets import TARGETS
 
 
@@ -21,7 +22,7 @@ def main() -> None:
         kept = job_folder(folder, index)
         kept.mkdir()
         compiled = compile_call(job.backend, job.problem, TARGETS[target_name], job.call)
-        keep_needed(folder / "live", kept)
+        keep_needed(live_folder(folder), kept)
         (kept / RESULT).write_bytes(pickle.dumps(compiled))
 
 

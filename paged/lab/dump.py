@@ -1,28 +1,20 @@
-"""Runs the compiler in a process of its own that leaves libtpu's listings in a temporary folder.
+"""Compiles with libtpu's listings, in a temporary folder that is deleted after reading.
 
-libtpu reads its flags once, before jax loads it: hence the process, one for each target, which
-compiles a list of jobs. A compiler that ends its process takes only its own job along: the rest
-runs in the next process. The folder (hundreds of MB for a large kernel) is deleted after reading.
+They are hundreds of MB for a large kernel.
 """
 
-import os
-import pickle
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paged.backends import Backend
 from paged.lab.bundles import KernelFiles
-from paged.lab.compile import Call, Compiled, one_line
-from paged.lab.problem import Problem
+from paged.lab.compile import Compiled
+from paged.lab.processes import RESULT, Job, job_folder, live_folder, run_jobs
 from paged.lab.program import Program, read_program
-from paged.lab.requirements import require
 from paged.lab.targets import Target
 
 _KINDS = {
@@ -40,16 +32,6 @@ _PROGRAM = "TLP-hlo.txt"
 # Code around the program that every program has alike.
 _FRAME = ("TLP", "<late-initialization>", "<late-finalization>")
 _DUMPED = "--xla_jf_dump_llo_text=true --xla_jf_dump_hlo_text=true"
-RESULT = "result.pickle"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One call of one backend to compile. The backend must be importable, because it is pickled."""
-
-    backend: Backend
-    problem: Problem
-    call: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +63,16 @@ def dumps(target: Target, jobs: Sequence[Job], *, timeout_s: float = 1800) -> It
     Raises:
         ImportError: the target's compiler is not installed.
     """
-    require(target)
     with tempfile.TemporaryDirectory(prefix="paged-lab-") as name:
         folder = Path(name)
-        failures: dict[int, Compiled] = {}
-        remaining = list(range(len(jobs)))
-        while remaining:
-            reason = _run(target, jobs, remaining, folder, timeout_s)
-            remaining = [i for i in remaining if not (job_folder(folder, i) / RESULT).exists()]
-            if remaining:
-                failures[remaining[0]] = Compiled("failed", reason=reason)
-                remaining = remaining[1:]
+        flags = f"--xla_jf_dump_to={live_folder(folder)} {_DUMPED}"
+        results = run_jobs(target, jobs, folder, flags=flags, timeout_s=timeout_s)
         yield [
-            Dump(failures[i]) if i in failures else _collect(job_folder(folder, i))
-            for i in range(len(jobs))
+            _collect(job_folder(folder, index), result)
+            if (job_folder(folder, index) / RESULT).exists()
+            else Dump(result)
+            for index, result in enumerate(results)
         ]
-
-
-def job_folder(folder: Path, index: int) -> Path:
-    """Where a job's files go."""
-    return folder / f"job{index}"
 
 
 def keep_needed(live: Path, kept: Path) -> None:
@@ -112,45 +84,7 @@ def keep_needed(live: Path, kept: Path) -> None:
             path.unlink()
 
 
-def _run(
-    target: Target, jobs: Sequence[Job], indices: list[int], folder: Path, timeout_s: float
-) -> str:
-    """One process; returns why it ended early, if it did."""
-    live = folder / "live"
-    shutil.rmtree(live, ignore_errors=True)
-    live.mkdir()
-    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "LIBTPU_INIT_ARGS": f"{flags} --xla_jf_dump_to={live} {_DUMPED}".strip(),
-        # A backend is found where this process found it.
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    }
-    work = pickle.dumps((target.name, str(folder), {i: jobs[i] for i in indices}))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "paged.lab.child"],
-            input=work,
-            capture_output=True,
-            env=environment,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"the compiler took more than {timeout_s:.0f} s"
-    return one_line(f"exit code {done.returncode}: {_last_words(done.stderr)}")
-
-
-def _last_words(stderr: bytes) -> str:
-    lines = stderr.decode(errors="replace").splitlines()
-    # The line of a Python exception stands at the margin, before notes that jax may add.
-    errors = [line for line in lines if re.match(r"^[\w.]+(Error|Exception): ", line)]
-    return errors[-1] if errors else " ".join(lines[-3:])
-
-
-def _collect(folder: Path) -> Dump:
-    compiled = pickle.loads((folder / RESULT).read_bytes())
+def _collect(folder: Path, compiled: Compiled) -> Dump:
     by_name: dict[str, dict[str, Path]] = {}
     copies: dict[str, tuple[str, ...]] = {}
     # In order of time: where a kernel was compiled more than once, the last one counts.

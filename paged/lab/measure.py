@@ -7,8 +7,9 @@ from typing import Any
 from paged.backends import Backend
 from paged.lab.bundles import KernelCounts, read_kernel
 from paged.lab.compile import Call, Compiled, Status, refusals
-from paged.lab.dump import Dump, Job, dumps
+from paged.lab.dump import Dump, dumps
 from paged.lab.problem import Problem
+from paged.lab.processes import Job
 from paged.lab.roofline import (
     Total,
     Unknown,

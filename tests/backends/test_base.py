@@ -155,7 +155,8 @@ def test_only_who_reads_any_layout_takes_an_own_one():
         ((3, 4, 8), (3, 2, 8), 3, "key: got shape (3, 4, 8), expected (tokens, 2, 8)"),
         ((3, 2, 8), (3, 2, 9), 3, "value: got shape (3, 2, 9), expected (tokens, 2, 8)"),
         ((2, 2, 8), (2, 2, 8), 3, "key: got 2 tokens, expected 3 as in slot_mapping"),
-        ((3, 2, 8), (1, 2, 8), 3, "value: got 1 tokens, expected 3 as in key"),
+        ((3, 2, 8), (1, 2, 8), 3, "value: got 1 tokens, expected 3 as in slot_mapping"),
+        ((2, 2, 8), (3, 2, 8), 3, "key: got 2 tokens, expected 3 as in slot_mapping"),
         ((3, 2, 8), None, 3, "value: got None, layout pallas expects an array"),
     ],
 )
@@ -163,6 +164,18 @@ def test_rows_that_do_not_fit_the_cache(key, value, slots, message):
     arrays = [None if shape is None else np.zeros(shape, np.float32) for shape in (key, value)]
     with pytest.raises(ValueError, match=re.escape(message)):
         Recorder().write(cache_for(), *arrays, np.arange(slots, dtype=np.int32))
+
+
+@pytest.mark.parametrize("name", ["cache", "key", "value", "slot_mapping"])
+def test_what_is_no_array_is_named(name):
+    rows = np.zeros((3, 2, 8), np.float32)
+    call = {"cache": cache_for(), "key": rows, "value": rows}
+    call["slot_mapping"] = metadata().slot_mapping
+    expected = "a KVCache" if name == "cache" else "an array of numpy, JAX or torch"
+    for wrong, told in (([1], "a list"), (None, "None")):
+        if (name, wrong) != ("value", None):
+            with pytest.raises(ValueError, match=f"{name}: got {told}, expected {expected}"):
+                Recorder().write(**{**call, name: wrong})
 
 
 @pytest.mark.parametrize(
@@ -203,6 +216,19 @@ def test_a_cache_type_that_is_not_claimed_is_not_written():
             {"spec": dataclasses.replace(SPEC, has_sinks=True), "sinks": np.zeros(2)},
             "sinks: got shape (2,), expected shape (4,)",
         ),
+        (
+            {"spec": dataclasses.replace(SPEC, has_sinks=True), "sinks": np.zeros(4, np.int32)},
+            "sinks: got dtype int32, expected one of float32, float16, bfloat16",
+        ),
+        (
+            {"spec": dataclasses.replace(SPEC, has_sinks=True), "sinks": [0.0] * 4},
+            "sinks: got a list, expected an array of numpy, JAX or torch",
+        ),
+        ({"query": None}, "query: got None, expected an array of numpy, JAX or torch"),
+        ({"query": query().tolist()}, "query: got a list, expected an array"),
+        ({"cache": None}, "cache: got None, expected a KVCache"),
+        ({"cache": np.zeros(3)}, "cache: got a ndarray, expected a KVCache"),
+        ({"cache": KVCache([0.0], PALLAS)}, "cache.data: got a list, expected an array"),
     ],
 )
 def test_a_call_that_is_not_the_specs(arguments, message):
@@ -236,3 +262,13 @@ def test_scales_per_head_are_refused_where_not_claimed():
     Recorder().attend(query(), cache, metadata(), SPEC)
     with pytest.raises(UnsupportedError, match="no per-head scales"):
         Recorder(per_head_scales=False).attend(query(), cache, metadata(), SPEC)
+
+
+@pytest.mark.parametrize("interpret", ["yes", None, 1])
+def test_an_interpreter_is_a_yes_a_no_or_its_parameters(interpret):
+    from paged.backends.pallas_tpu import PallasTpuBackend
+
+    expected = f"interpret: got {interpret!r}, expected a bool or InterpretParams"
+    with pytest.raises(ValueError, match=expected):
+        PallasTpuBackend(interpret=interpret)
+    assert PallasTpuBackend(interpret=True).interpreted().interpret

@@ -38,6 +38,9 @@ class PallasTpuBackend(KernelBackend):
     Args:
         interpret: True, or `InterpretParams`, runs the kernels by an interpreter on any host.
         tilings: sizes instead of those of `tuned.json` and `choose_tilings`.
+
+    Raises:
+        ValueError: an `interpret` that is neither.
     """
 
     name = "pallas_tpu"
@@ -50,6 +53,8 @@ class PallasTpuBackend(KernelBackend):
     )
 
     def __init__(self, *, interpret: Any = False, tilings: Tilings | None = None) -> None:
+        if not isinstance(interpret, bool | pltpu.InterpretParams):
+            raise ValueError(f"interpret: got {interpret!r}, expected a bool or InterpretParams")
         self.interpret = interpret
         if interpret:
             self.platform = "any"

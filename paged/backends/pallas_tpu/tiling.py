@@ -41,9 +41,11 @@ _PREFILL_SHARE = 0.85
 _LATENT_CHUNK = 4096
 _LATENT_PIECE = 1024
 # Query heads times queries, in a tile or of all sequences in a group: at 512 + 64 a row takes 9 KB
-# of VMEM, and with two chunks of bfloat16 that is 15 of the 16 MiB of v4.
+# of VMEM. Two chunks of 4,096 in bfloat16 and these are 15 MiB, and 16.9 with what v4 spills of its
+# 16, which therefore gets half of its VMEM for chunks.
 _LATENT_ROWS = 512
 _LATENT_CHUNK_BYTES = 10 << 20
+_LATENT_CHUNK_SHARE = 0.5
 _LATENT_PREFILL_CHUNK = 1024
 _LATENT_PREFILL_STEP = 512
 
@@ -197,9 +199,10 @@ def _latent_tilings(
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     least = max(_INTERPRETED_LATENT_PIECE if is_interpreted else _PIECE, block_size)
     longest = least if is_interpreted else _LATENT_PIECE
-    piece = _fit(max(longest, least), least, cells, capacity, _LATENT_CHUNK_BYTES)
+    room = min(_LATENT_CHUNK_BYTES, int(_LATENT_CHUNK_SHARE * vmem_bytes()))
+    piece = _fit(max(longest, least), least, cells, capacity, room)
     longest = 2 * piece if is_interpreted else max(_LATENT_CHUNK, piece)
-    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, _LATENT_CHUNK_BYTES)
+    chunk = _fit(longest, piece, cells, metadata.num_seqs * capacity, room)
     heads = _LATENT_ROWS // (2 if cells.is_wide else 1)
     group = 2 if is_interpreted else max(1, heads // max(spec.group_size, _SUBLANES))
     decode = Tiling(
@@ -209,7 +212,7 @@ def _latent_tilings(
     rows = max(2, min(metadata.max_query_len, heads // spec.group_size))
     rows = -(-rows // unit) * unit
     longest = 2 * least if is_interpreted else _LATENT_PREFILL_CHUNK
-    chunk = _fit(longest, least, cells, capacity, _LATENT_CHUNK_BYTES)
+    chunk = _fit(longest, least, cells, capacity, room)
     step = least if is_interpreted else min(_LATENT_PREFILL_STEP, chunk)
     return Tilings(decode, Tiling(rows=rows, chunk=chunk, piece=chunk, step=step, group=1))
 

@@ -103,8 +103,8 @@ def test_tiles_keep_to_the_smallest_vmem(num_heads, is_wide, rows, group):
     metadata = _step(lengths, num_blocks=64 * 256 + 1)
     decode, prefill = choose_tilings(spec, cells, BLOCK_SIZE, metadata)
     assert (prefill.rows, decode.group) == (rows, group)
-    assert 2 * decode.chunk * cells.vmem_bytes_per_token <= 10 << 20
-    assert (decode.chunk, decode.piece) == ((2048 if is_wide else 4096), 1024)
+    assert 2 * decode.chunk * cells.vmem_bytes_per_token <= 8 << 20
+    assert (decode.chunk, decode.piece) == ((1024 if is_wide else 2048), 1024)
 
 
 @needs_libtpu
