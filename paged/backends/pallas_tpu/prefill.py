@@ -317,9 +317,9 @@ def _accumulate(
     origin = jnp.where(peak == -jnp.inf, 0.0, peak)
     kept = jnp.exp2(before - origin)
     # All sublanes of these are alike: nothing has to be spread.
-    by_sublane = jnp.exp2(_by_sublane(found) - origin)
+    by_sublane = jnp.exp2(_by_sublane(found) - origin[None])
     weights = by_sublane.reshape(found.shape)
     mixed = _dot(plan, values, weights.astype(plan.compute_dtype))
     state.peak[at] = peak
     state.total[at] = state.total[at] * kept + jnp.sum(by_sublane, axis=0)
-    state.out[at] = (_by_sublane(state.out[at]) * kept).reshape(mixed.shape) + mixed
+    state.out[at] = (_by_sublane(state.out[at]) * kept[None]).reshape(mixed.shape) + mixed
