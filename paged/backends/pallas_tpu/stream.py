@@ -104,12 +104,10 @@ class Stream:
         """Numbers of SMEM that a stream needs."""
         return _PIECES + 2 * pieces * _PIECE_SIZE
 
-    def open(self) -> None:
-        """Resets the stream and starts its first two chunks."""
+    def reset(self) -> None:
+        """Nothing started."""
         for index in (_ITEM, _OFFSET, _STARTED):
             self.state[index] = 0
-        self.start_next()
-        self.start_next()
 
     def start_next(self) -> None:
         """Starts the next chunk, if there is one. Its buffer must be free."""
@@ -154,9 +152,12 @@ class Stream:
             self._record(slot, piece, Piece(self._clipped(item), offset, count))
             entry, target = self._entry(item, offset), piece * self.piece_blocks
 
-            @pl.when(count == self.piece_blocks)
-            def _() -> None:
-                self._start_blocks(entry, target, slot, self.piece_blocks)
+            # A single piece that is full is a full chunk.
+            if self.pieces > 1:
+
+                @pl.when(count == self.piece_blocks)
+                def _() -> None:
+                    self._start_blocks(entry, target, slot, self.piece_blocks)
 
             @pl.when(count < self.piece_blocks)
             def _() -> None:
@@ -185,9 +186,11 @@ class Stream:
             def one_piece(piece: Any, _: None) -> None:
                 count, target = self.piece(slot, piece).count, piece * self.piece_blocks
 
-                @pl.when(count == self.piece_blocks)
-                def _() -> None:
-                    self._wait_blocks(target, slot, self.piece_blocks)
+                if self.pieces > 1:
+
+                    @pl.when(count == self.piece_blocks)
+                    def _() -> None:
+                        self._wait_blocks(target, slot, self.piece_blocks)
 
                 @pl.when(count < self.piece_blocks)
                 def _() -> None:

@@ -155,6 +155,14 @@ def _blanked(
     return blanked + unused * strips
 
 
+def _copies(chunks: Chunks, kernel: str) -> Iterator[LoopTrips]:
+    """The first tile starts two chunks, each chunk one more; blocks that do not fill one singly."""
+    begun = sum(taken or 0 for taken in chunks.begun)
+    yield LoopTrips(2, 2, nth=0, kernel=kernel)
+    yield LoopTrips(3, begun, nth=0, kernel=kernel)
+    yield LoopTrips(3, chunks.mixed_blocks - begun, holds="copy", kernel=kernel)
+
+
 def _without_pieces(chunks: Chunks, depth: int, kernel: str) -> Iterator[LoopTrips]:
     """Waits and copies of blocks one by one, where a chunk is one piece."""
     for nth, taken in enumerate(chunks.begun):
@@ -200,16 +208,13 @@ def _prefill_trips(
     # Tiles that are not in use are skipped.
     yield LoopTrips(1, len(tiles), kernel=kernel)
     for depth, arrival in zip((2, 4), arrivals, strict=True):
-        for nth, runs in enumerate(arrival[:count], start=2 if depth == 2 else 0):
+        for nth, runs in enumerate(arrival[:count], start=1 if depth == 2 else 0):
             yield LoopTrips(depth, runs, nth=nth, kernel=kernel)
-    yield LoopTrips(2, chunks.full + chunks.mixed, nth=2 + count, kernel=kernel)
-    yield LoopTrips(3, 2 * (chunks.full + chunks.mixed), nth=0, kernel=kernel)
+    yield LoopTrips(2, chunks.full + chunks.mixed, nth=1 + count, kernel=kernel)
+    yield LoopTrips(3, 2 * (chunks.full + chunks.mixed), nth=1, kernel=kernel)
     for nth, runs in enumerate(steps[has_window:], start=count):
         yield LoopTrips(4, runs, holds="matmul", nth=nth, kernel=kernel)
-    for nth, taken in enumerate(chunks.begun):
-        yield LoopTrips(2, taken or 0, nth=nth, kernel=kernel)
-    copied = chunks.mixed_blocks - sum(taken or 0 for taken in chunks.begun)
-    yield LoopTrips(3, copied, holds="copy", kernel=kernel)
+    yield from _copies(chunks, kernel)
 
 
 def _latent_prefill_trips(
@@ -227,8 +232,9 @@ def _latent_prefill_trips(
             whole += before
             masked += -(-end // tiling.step) - before
     kernel = "paged_prefill"
-    yield LoopTrips(2, chunks.full + chunks.mixed, nth=2, kernel=kernel)
+    yield LoopTrips(2, chunks.full + chunks.mixed, nth=1, kernel=kernel)
     steps = (whole, masked) if spec.window is None else (masked,)
     for nth, runs in enumerate(steps, start=1):
         yield LoopTrips(3, runs, holds="matmul", nth=nth, kernel=kernel)
-    yield from _without_pieces(chunks, 2, kernel)
+    yield LoopTrips(3, chunks.mixed_blocks, nth=1, kernel=kernel)
+    yield from _copies(chunks, kernel)

@@ -35,7 +35,7 @@ class Device:
     least_part: int = LEAST_PART
 
 
-INTERPRETED = Device(num_sms=8, native_float8=False, interpreted=True, least_part=16)
+INTERPRETED = Device(num_sms=32, native_float8=False, interpreted=True, least_part=16)
 """The interpreter: small enough that short sequences are split in some steps, in others not."""
 
 
@@ -275,15 +275,14 @@ def _decode(
         Buffer("part_out", (*rows, spec.value_dim), "float32"),
         Buffer("part_lse", rows, "float32"),
     ]
-    part_form = replace(form, has_sinks=False, v_scale="none")
     decode = Launch(
         "decode",
         grid,
-        (*_attend_inputs(part_form), ABSENT, ABSENT),
+        (*_attend_inputs(form), ABSENT, ABSENT),
         (),
         ("part_out", "part_lse"),
         (),
-        **{**sizes, "form": part_form},
+        **sizes,
     )
     reduce = Launch(
         "reduce",

@@ -16,7 +16,6 @@ _decode = partial(Mutant, module=f"{_PACKAGE}.decode")
 _prefill = partial(Mutant, module=f"{_PACKAGE}.prefill")
 _numbers = partial(Mutant, module=f"{_PACKAGE}.numbers")
 _write = partial(Mutant, module=f"{_PACKAGE}.write")
-_planning = partial(Mutant, module="paged.backends.triton.planning")
 
 _DECODES = ("batch/decode_only", "batch/mixed")
 _SPLIT = ("lengths/decode", "lse/split_3072_and_64", "lengths/*")
@@ -186,12 +185,6 @@ MUTANTS: tuple[Mutant, ...] = (
         before="sink = tl.load(sinks_ptr + head)",
         after="sink = tl.load(sinks_ptr)",
         likely=("sinks/mixed", "sinks/*"),
-    ),
-    _planning(
-        "sinks in every part",
-        "sinks",
-        before="part_form = replace(form, has_sinks=False, v_scale=",
-        after="part_form = replace(form, v_scale=",
     ),
     _tile(
         "scale x 1.01",

@@ -169,6 +169,35 @@ def test_trips_by_hand():
     assert sum(rule.runs for rule in rules) == 4
 
 
+def test_trips_of_a_prefill_by_hand():
+    """Tiles of 128, 128 and 64 queries see 2, 4 and 5 blocks: chunks of 2, 4, 4 and 1."""
+    metadata = AttentionMetadata(
+        *(np.zeros(s, np.int32) for s in ((1, 5), 320, 1, 2, 3)), max_query_len=320, max_seq_len=320
+    )
+    tilings = Tilings(LARGE.decode, Tiling(128, 256, 256, 256, 1))
+    rules = [
+        rule for rule in loop_trips(metadata, SPEC, 64, tilings) if rule.kernel == "paged_prefill"
+    ]
+
+    def runs(depth, **named):
+        (found,) = (
+            rule.runs
+            for rule in rules
+            if (rule.depth, rule.nth, rule.holds) == (depth, named.get("nth"), named.get("holds"))
+        )
+        return found
+
+    assert runs(1) == 3
+    # Two chunks that the first tile starts: one of single blocks, one full.
+    assert (runs(2, nth=0), runs(3, nth=0)) == (2, 2)
+    assert runs(3, holds="copy") == 1
+    # Chunks, and both parts of each.
+    assert (runs(2, nth=3), runs(3, nth=1)) == (4, 8)
+    # One step that all queries see; of the others two end in its first half.
+    steps = [runs(4, nth=nth, holds="matmul") for nth in (2, 3, 4)]
+    assert steps == [1, 1, 2]
+
+
 def test_the_registry_offers_it_for_tpus_only():
     backend = load_backend("pallas_tpu")
     assert backend.unsupported(SPEC, TPU_PACKED, "cpu") == ["runs on tpu, not on cpu"]

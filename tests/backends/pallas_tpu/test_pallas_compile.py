@@ -90,6 +90,15 @@ def test_decode_keeps_its_counts():
     assert per_token(PALLAS, "v6e", block_size=64)["scheduled_per_token"] <= 3.0
 
 
+@pytest.mark.parametrize("target", ["v6e", "v7x"])
+def test_prefill_keeps_its_count(target):
+    """Causal, of 2,048 tokens; a head of 128 leaves half of a matrix unit idle: 2 is the least."""
+    problem = Problem(SPEC, TPU_PACKED, block_size=64, num_seqs=1, kv_tokens=2048, query_len=2048)
+    (found,) = measure(TARGETS[target], [(PallasTpuBackend(), problem)])
+    assert found.reason == ""
+    assert found.row()["scheduled_per_token"] <= 3.0 * found.matmul_cycles
+
+
 def test_a_short_sequence_costs_its_length():
     for block_size in (16, 64):
         short, long = (
