@@ -84,7 +84,9 @@ class TritonKernels(KernelBackend):
                 ("qk_rope_head_dim", rope, _MOST_ROPE_DIM),
             ]
         return reasons + [
-            f"{name} {asked}, accepted: up to {most}" for name, asked, most in limits if asked > most
+            f"{name} {asked}, accepted: up to {most}"
+            for name, asked, most in limits
+            if asked > most
         ]
 
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
@@ -182,5 +184,3 @@ def _kind(scale: Any) -> str:
     if scale is None:
         return "none"
     return "heads" if getattr(scale, "shape", ()) else "one"
-
-

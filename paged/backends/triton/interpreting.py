@@ -102,5 +102,3 @@ class _Pointer:
 
     def copy_(self, _: Any) -> "_Pointer":
         return self
-
-

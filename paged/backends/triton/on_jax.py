@@ -100,9 +100,7 @@ def _compiled(launch: Launch, inputs: list[Any], outputs: list[Any]) -> list[Any
     """One launch inside the program that JAX compiles."""
     import jax_triton
 
-    aliases = {
-        launch.inputs.index(name): launch.outputs.index(name) for name in launch.updated
-    }
+    aliases = {launch.inputs.index(name): launch.outputs.index(name) for name in launch.updated}
     return jax_triton.triton_call(
         *inputs,
         *launch.scalars,

@@ -17,6 +17,7 @@ from paged.dtypes import storage_dtype
 from paged.layouts import KVCache, Layout, check_slots_fit
 from paged.spec import KVCacheSpec
 
+
 class TritonBackend(TritonKernels):
     """Paged attention over torch tensors, on CUDA or ROCm.
 
@@ -59,9 +60,7 @@ class TritonBackend(TritonKernels):
         """
         check_slots_fit(num_blocks, spec.block_size)
         shape = layout.shape(num_blocks, spec)
-        data = torch.zeros(
-            shape, dtype=getattr(torch, spec.dtype), device=device or self.device
-        )
+        data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device or self.device)
         return KVCache(data, layout, k_scale, v_scale)
 
     def _own_platform(self) -> str:

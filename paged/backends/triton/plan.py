@@ -45,7 +45,7 @@ class Launch:
     """
 
     kernel: str
-    grid: tuple[int, ...]
+    grid: tuple[int, int, int]
     inputs: tuple[str, ...]
     scalars: tuple[int, ...]
     outputs: tuple[str, ...]

@@ -157,7 +157,7 @@ def plan_write(
     )
     launch = Launch(
         "write",
-        (num_tokens, -(-num_heads // heads)),
+        (num_tokens, -(-num_heads // heads), 1),
         (
             *("key", _present("value", cache.strides.to_value > 0), "slot_mapping"),
             *(*_scales(cache.k_scale, cache.v_scale), "cache"),
@@ -172,9 +172,7 @@ def plan_write(
     return Plan((), (launch,) if num_tokens else (), ("cache",))
 
 
-def _common_form(
-    spec: AttentionSpec, cache: CacheShape, step: Step, device: Device
-) -> AttendForm:
+def _common_form(spec: AttentionSpec, cache: CacheShape, step: Step, device: Device) -> AttendForm:
     """What all kernels of a step have in common; sizes of tiles and parts are still to be set."""
     is_mixed = cache.storage == "numbers" and cache.dtype != step.query_dtype
     width = spec.value_dim if spec.is_latent else spec.head_dim
@@ -230,6 +228,7 @@ def _prefill(common: AttendForm, step: Step, spec: AttentionSpec, tiles: Tiles) 
         (
             step.num_tokens // tiles.queries + step.num_seqs,
             spec.num_kv_heads * form.head_tiles,
+            1,
         ),
         (*_attend_inputs(form), "out", "lse"),
         (step.num_seqs,),
@@ -286,7 +285,7 @@ def _decode(
     )
     reduce = Launch(
         "reduce",
-        (step.num_seqs, spec.num_heads),
+        (step.num_seqs, spec.num_heads, 1),
         (
             *("part_out", "part_lse", "seq_lens", "query_start_loc"),
             *(_present("v_scale", form.v_scale != "none"), _present("sinks", form.has_sinks)),

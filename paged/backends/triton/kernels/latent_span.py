@@ -15,8 +15,7 @@ def load_latents(slots, dim, width, is_held, MASKED: tl.constexpr, FORM: tl.cons
     at = slots[:, None] + dim[None, :] * FORM.dim
     if MASKED:
         return tl.load(at, mask=is_held[:, None] & (dim < width)[None, :], other=0)
-    else:
-        return tl.load(at, mask=(dim < width)[None, :], other=0)
+    return tl.load(at, mask=(dim < width)[None, :], other=0)
 
 
 @triton.jit

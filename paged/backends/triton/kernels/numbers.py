@@ -10,7 +10,7 @@ def rounded(x, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
 
     The interpreter cuts off what bfloat16 has no bits for, so that it is rounded here before.
     """
-    if INTERPRETED and DTYPE == tl.bfloat16:
+    if INTERPRETED and tl.bfloat16 == DTYPE:
         bits = x.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         x = tl.where(x != x, x, nearest.to(tl.float32, bitcast=True))
@@ -29,20 +29,18 @@ def decoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, NATIVE: tl.constexpr)
     """
     if STORAGE == "numbers":
         return x.to(DTYPE)
-    elif STORAGE == "int8":
+    if STORAGE == "int8":
         return x.to(tl.float32).to(DTYPE)
-    elif STORAGE == "float8_e5m2":
+    if STORAGE == "float8_e5m2":
         # The upper half of a float16.
         return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(DTYPE)
-    else:
-        tl.static_assert(STORAGE == "float8_e4m3fn")
-        if NATIVE:
-            return x.to(tl.float8e4nv, bitcast=True).to(DTYPE)
-        else:
-            # A float16 has one bit more of exponent, with a bias that is larger by 8.
-            bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
-            number = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-            return tl.where((x & 0x7F) == 0x7F, float("nan"), number).to(DTYPE)
+    tl.static_assert(STORAGE == "float8_e4m3fn")
+    if NATIVE:
+        return x.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+    # A float16 has one bit more of exponent, with a bias that is larger by 8.
+    bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
+    number = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where((x & 0x7F) == 0x7F, float("nan"), number).to(DTYPE)
 
 
 @triton.jit
@@ -53,15 +51,14 @@ def encoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, INTERPRETED: tl.const
     """
     if STORAGE == "numbers":
         return rounded(x, DTYPE, INTERPRETED)
-    elif STORAGE == "int8":
+    if STORAGE == "int8":
         clipped = tl.minimum(tl.maximum(x, -127.0), 127.0)
         # Above 2^23 a float32 has no fraction: adding rounds, subtracting gives the integer.
         return ((clipped + 12582912.0) - 12582912.0).to(tl.int8)
-    elif STORAGE == "float8_e4m3fn":
+    if STORAGE == "float8_e4m3fn":
         return _float8(x, 3, 7, 448.0, 0x7F)
-    else:
-        tl.static_assert(STORAGE == "float8_e5m2")
-        return _float8(x, 2, 15, 57344.0, 0x7E)
+    tl.static_assert(STORAGE == "float8_e5m2")
+    return _float8(x, 2, 15, 57344.0, 0x7E)
 
 
 @triton.jit
@@ -90,8 +87,7 @@ def scale_of(scale_ptr, head, SCALE: tl.constexpr):
     """The scale of a KV head, 1 where there is none."""
     if SCALE == "none":
         return 1.0
-    elif SCALE == "one":
+    if SCALE == "one":
         return tl.load(scale_ptr)
-    else:
-        tl.static_assert(SCALE == "heads")
-        return tl.load(scale_ptr + head)
+    tl.static_assert(SCALE == "heads")
+    return tl.load(scale_ptr + head)

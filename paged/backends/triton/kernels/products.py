@@ -9,8 +9,7 @@ def product(a, b):
     """`a @ b` of operands of one type; float32 operands are not cut to fewer bits."""
     if a.dtype == tl.float32:
         return tl.dot(a, b, input_precision="ieee")
-    else:
-        return tl.dot(a, b)
+    return tl.dot(a, b)
 
 
 @triton.jit
@@ -18,5 +17,4 @@ def added_product(a, b, accumulated):
     """`accumulated + a @ b`."""
     if a.dtype == tl.float32:
         return tl.dot(a, b, accumulated, input_precision="ieee")
-    else:
-        return tl.dot(a, b, accumulated)
+    return tl.dot(a, b, accumulated)

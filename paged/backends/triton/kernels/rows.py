@@ -27,11 +27,10 @@ def seen(token, position, first_key, end_key, FORM: tl.constexpr):
     if FORM.tile_queries == 1:
         # All rows stand at one position, from which the bounds were made.
         return is_held
-    else:
-        sees = is_held & (token[None, :] <= position[:, None])
-        if FORM.window is not None:
-            sees = sees & (token[None, :] > position[:, None] - FORM.window)
-        return sees
+    sees = is_held & (token[None, :] <= position[:, None])
+    if FORM.window is not None:
+        sees = sees & (token[None, :] > position[:, None] - FORM.window)
+    return sees
 
 
 @triton.jit
@@ -39,8 +38,7 @@ def first_seen(position, FORM: tl.constexpr):
     """The first key that a query at a position sees."""
     if FORM.window is None:
         return position * 0
-    else:
-        return tl.maximum(position + 1 - FORM.window, 0)
+    return tl.maximum(position + 1 - FORM.window, 0)
 
 
 @triton.jit
@@ -90,14 +88,13 @@ def slot_ptrs(
         block = tl.load(table_ptr + start // FORM.block_size * FORM.table_entry)
         offset = block.to(tl.int64) * FORM.block + start % FORM.block_size * FORM.slot
         return (cache_ptr + offset) + step * FORM.slot
+    token = start + step
+    entry = table_ptr + token // FORM.block_size * FORM.table_entry
+    if MASKED:
+        block = tl.load(entry, mask=(token >= first_key) & (token < end_key), other=0)
     else:
-        token = start + step
-        entry = table_ptr + token // FORM.block_size * FORM.table_entry
-        if MASKED:
-            block = tl.load(entry, mask=(token >= first_key) & (token < end_key), other=0)
-        else:
-            block = tl.load(entry)
-        return cache_ptr + (block.to(tl.int64) * FORM.block + token % FORM.block_size * FORM.slot)
+        block = tl.load(entry)
+    return cache_ptr + (block.to(tl.int64) * FORM.block + token % FORM.block_size * FORM.slot)
 
 
 @triton.jit

@@ -33,10 +33,9 @@ def capped_logits(products, logit_scale, SOFT_CAP: tl.constexpr):
     """Products of queries and keys as logits, soft cap included, in units of log 2."""
     if SOFT_CAP is None:
         return products * (logit_scale * LOG2_E)
-    else:
-        # tanh by exp: every target has it, and the interpreter too.
-        double = tl.exp(products * (logit_scale * (2.0 / SOFT_CAP)))
-        return (1.0 - 2.0 / (double + 1.0)) * (SOFT_CAP * LOG2_E)
+    # tanh by exp: every target has it, and the interpreter too.
+    double = tl.exp(products * (logit_scale * (2.0 / SOFT_CAP)))
+    return (1.0 - 2.0 / (double + 1.0)) * (SOFT_CAP * LOG2_E)
 
 
 @triton.jit

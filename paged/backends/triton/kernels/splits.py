@@ -31,5 +31,4 @@ def steps_of_part(num_steps, FORM: tl.constexpr):
     """Steps of each part but the last."""
     if FORM.split_steps > 0:
         return num_steps * 0 + FORM.split_steps
-    else:
-        return tl.maximum((num_steps + FORM.splits - 1) // FORM.splits, 1)
+    return tl.maximum((num_steps + FORM.splits - 1) // FORM.splits, 1)

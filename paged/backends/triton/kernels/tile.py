@@ -64,16 +64,15 @@ def attend_tile(
             query, position, first_position, last_position, first_key, end_key, table_ptr,
             cache_ptr + kv_head.to(tl.int64) * FORM.head, logit_scale, DTYPE, FORM,
         )  # fmt: skip
-    else:
-        query = load_queries(query_ptr, at, dim, FORM.value_dim, is_row, OPERAND, FORM)
-        query_rope = query
-        if FORM.rope_pad > 0:
-            rest = FORM.value_dim + tl.arange(0, FORM.rope_pad)
-            query_rope = load_queries(query_ptr, at, rest, FORM.head_dim, is_row, OPERAND, FORM)
-        return attend_latents(
-            query, query_rope, position, first_position, last_position, first_key, end_key,
-            table_ptr, cache_ptr, logit_scale, DTYPE, FORM,
-        )  # fmt: skip
+    query = load_queries(query_ptr, at, dim, FORM.value_dim, is_row, OPERAND, FORM)
+    query_rope = query
+    if FORM.rope_pad > 0:
+        rest = FORM.value_dim + tl.arange(0, FORM.rope_pad)
+        query_rope = load_queries(query_ptr, at, rest, FORM.head_dim, is_row, OPERAND, FORM)
+    return attend_latents(
+        query, query_rope, position, first_position, last_position, first_key, end_key,
+        table_ptr, cache_ptr, logit_scale, DTYPE, FORM,
+    )  # fmt: skip
 
 
 @triton.jit

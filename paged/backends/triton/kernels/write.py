@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paged.backends.triton.kernels.numbers import encoded, scale_of
+from paged.backends.triton.kernels.numbers import encoded
 
 
 @triton.jit
@@ -38,7 +38,13 @@ def write(
         value_at = token * FORM.value_token + head[:, None] * FORM.value_head
         value_at += dim[None, :] * FORM.value_dim
         _store(
-            value_ptr + value_at, at + FORM.to_value, v_scale_ptr, head, is_entry, FORM.v_scale, FORM
+            value_ptr + value_at,
+            at + FORM.to_value,
+            v_scale_ptr,
+            head,
+            is_entry,
+            FORM.v_scale,
+            FORM,
         )
 
 
