@@ -4,6 +4,8 @@ import os
 
 # Before anything imports jax: a host with an accelerator, or with libtpu, tests the CPU by default.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Before anything imports triton, which decides then; what compiles does so in another process.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import hypothesis
 import jax

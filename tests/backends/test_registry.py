@@ -12,6 +12,7 @@ from paged.backends import Unavailable, backend_names, import_backend, load_back
 from paged.backends.registry import ENTRY_POINT_GROUP
 from paged.layouts import Layout, get_layout
 
+OURS = ("pallas_tpu", "triton_jax", "triton", "xla", "reference")
 SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.5)
 LATENT = AttentionSpec(4, 1, 8, scale=0.5, kv_lora_rank=6, qk_rope_head_dim=2)
 
@@ -102,7 +103,37 @@ def test_auto_lists_every_backend_with_its_reasons():
     assert "none serves layout pallas on cpu" in message
     for name in backend_names():
         reasons = message.partition(f"{name}: ")[2].partition(" | ")[0]
-        assert "layout pallas is for keys and values" in reasons
+        loaded = load_backend(name)
+        if isinstance(loaded, Unavailable):
+            assert loaded.reason in reasons
+        elif getattr(loaded, "arrays", "jax") == "torch":
+            assert "takes torch arrays, not jax" in reasons
+        else:
+            assert "layout pallas is for keys and values" in reasons
+
+
+def test_auto_takes_a_backend_for_the_library_that_is_named():
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    assert resolve(SPEC, target="cuda", arrays="torch").backend.name == "triton"
+    assert resolve(SPEC, target="cpu", arrays="torch").backend.name == "reference"
+    assert resolve(SPEC, target="cuda", arrays="jax").backend.name in ("triton_jax", "xla")
+    with pytest.raises(ValueError, match="arrays: got 'tf', expected one of jax, torch, numpy"):
+        resolve(SPEC, arrays="tf")
+
+
+def test_a_cache_is_of_the_library_that_the_backend_takes():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from paged.backends.triton.on_torch import TritonBackend
+
+    backend = TritonBackend(interpret=True)
+    cache = resolve(SPEC, backend=backend, layout="packed").allocate(3, 16, dtype="bfloat16")
+    assert isinstance(cache.data, torch.Tensor)
+    assert cache.dtype == "bfloat16"
+    assert not cache.data.any()
+    with pytest.raises(ValueError, match="num_blocks: got 1, expected at least 2"):
+        resolve(SPEC, backend=backend).allocate(1, 16)
 
 
 def test_the_target_decides_and_not_the_host():
@@ -142,7 +173,10 @@ def test_what_was_passed_over_is_kept(third_party, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": "cuda"}, "backend: got 'cuda', expected one of pallas_tpu, xla, reference"),
+        (
+            {"backend": "cuda"},
+            "backend: got 'cuda', expected one of pallas_tpu, triton_jax, triton, xla, reference",
+        ),
         ({"layout": [1]}, r"layout: got \[1\], expected one of flash_attn"),
         ({"layout": "nhd"}, "layout: got 'nhd', expected one of flash_attn"),
         ({"target": "gpu"}, "target: got 'gpu', expected one of cpu, cuda, rocm, tpu"),
@@ -185,7 +219,7 @@ def test_a_third_party_is_found_after_our_own(third_party):
             def _attend(self, query, cache, metadata, spec, sinks): ...
     """
     third_party({"quick": "third_party_backend:Quick", "also": "absent_module:X"}, module)
-    assert backend_names() == ("pallas_tpu", "xla", "reference", "also", "quick")
+    assert backend_names() == (*OURS, "also", "quick")
     assert "third_party_backend" not in sys.modules, "a listing imports nothing"
     assert resolve(SPEC, backend="quick").layout.name == "pallas"
     with pytest.raises(UnsupportedError, match="quick: no window"):
@@ -199,7 +233,7 @@ def test_a_third_party_is_found_after_our_own(third_party):
 
 def test_a_third_party_cannot_replace_our_own(third_party):
     third_party({"xla": "third_party_backend:Other"}, "class Other: ...")
-    assert backend_names() == ("pallas_tpu", "xla", "reference")
+    assert backend_names() == OURS
     assert type(load_backend("xla")).__module__.startswith("paged.backends.xla")
 
 

@@ -69,7 +69,10 @@ class TritonBackend(TritonKernels):
     def _ready(self, given: dict[str, Any], cache: KVCache) -> dict[str, Any]:
         given = {name: array for name, array in given.items() if array is not None}
         for name, array in given.items():
-            self._check(name, array, given["cache"].device)
+            if not isinstance(array, torch.Tensor):
+                raise ValueError(f"{name}: got {type(array).__name__}, expected a torch tensor")
+        for name, array in given.items():
+            self._check_device(name, array, given["cache"].device)
         data = given["cache"]
         for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
             if scale is not None:
@@ -81,9 +84,7 @@ class TritonBackend(TritonKernels):
             ready["cache"] = data.view(torch.uint8)
         return ready
 
-    def _check(self, name: str, array: Any, device: torch.device) -> None:
-        if not isinstance(array, torch.Tensor):
-            raise ValueError(f"{name}: got {type(array).__name__}, expected a torch tensor")
+    def _check_device(self, name: str, array: torch.Tensor, device: torch.device) -> None:
         wanted = "cpu" if self.interpret else "cuda"
         if array.device.type != wanted:
             hint = "" if self.interpret else ", or interpreted() for a host without a GPU"
