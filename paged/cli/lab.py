@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged.cli.console import JsonOption, note, print_json
+from paged.cli.lab_triton import triton
 
 if TYPE_CHECKING:
     from paged.lab.measure import Measurement
@@ -313,6 +314,9 @@ def baseline(
     if lines:
         raise typer.Exit(1)
     typer.echo(f"{len(measured)} counted, none worse")
+
+
+app.command()(triton)
 
 
 def _by_cost(measurement: "Measurement") -> tuple[bool, float]:

@@ -38,11 +38,11 @@ def compile_launch(typed: TypedLaunch, target: GpuTarget) -> Any:
 
     launch = typed.launch
     kernel = kernel_of(launch.kernel)
-    signature = dict(zip(kernel.arg_names, typed.types, strict=False))
+    *names, form = kernel.arg_names
     source = ASTSource(
         kernel,
-        {**signature, "FORM": "constexpr"},
-        {"FORM": launch.form},
+        {**dict(zip(names, typed.types, strict=True)), form: "constexpr"},
+        {form: launch.form},
         {(index,): [["tt.divisibility", 16]] for index in typed.aligned},
     )
     return triton.compile(

@@ -18,7 +18,7 @@ _SOFT_CAP = 30.0
 _VALUE_DIM = 512
 _ROPE_DIM = 64
 _MANY, _FEW = 1024, 4
-"""Sequences whose decodes fill a GPU by themselves, and that are split. A prefill has the latter."""
+"""Sequences whose decodes fill a GPU, and whose decodes are split; a prefill has few too."""
 _KV_TOKENS = 8192
 _QUERIES = 1024
 

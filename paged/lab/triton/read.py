@@ -45,10 +45,8 @@ _GCN_FILE = re.compile(r'\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"')
 _GCN_LINE = re.compile(r"\.loc\s+(\d+)\s")
 _GCN_LOAD = re.compile(r"\s(?:global|buffer|flat)_load_([a-z0-9_]+)")
 _GCN_MATRIX = re.compile(r"\sv_(s?mfma\w*?)_")
-_GCN_WIDTHS = {
-    **{"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4},
-    **{"ushort": 2, "sshort": 2, "short": 2, "ubyte": 1, "sbyte": 1},
-}
+_GCN_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4}
+_GCN_WIDTHS |= {"ushort": 2, "sshort": 2, "short": 2, "ubyte": 1, "sbyte": 1}
 
 
 def read_sass(usage: str, sass: str, shared_bytes: int) -> Counts:

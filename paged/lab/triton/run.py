@@ -124,9 +124,7 @@ def _run_share(
     return crashes
 
 
-def _run_process(
-    work: list[tuple[int, Case, str]], folder: Path, timeout_s: float
-) -> str:
+def _run_process(work: list[tuple[int, Case, str]], folder: Path, timeout_s: float) -> str:
     """One process; why it ended early, if it did."""
     inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory(prefix="paged-lab-") as cache:
