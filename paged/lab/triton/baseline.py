@@ -46,8 +46,8 @@ def read_triton_baseline(path: Path) -> TritonBaseline:
     try:
         form = json.loads(path.read_text())
         rows = tuple(form["rows"])
-        for row in rows:
-            _key(row), row["spills"]
+        if any(missing := [name for row in rows for name in (*_ASKED, *_RULES) if name not in row]):
+            raise KeyError(missing[0])
         return TritonBaseline(form["versions"], form["reason"], rows)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"baseline: {path} is no baseline: {error!r}") from None

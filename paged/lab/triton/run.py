@@ -47,7 +47,9 @@ class CompiledKernel:
 
     def row(self) -> dict[str, Any]:
         """The fixed form that scripts rely on; None where it is not known."""
-        figures = dict.fromkeys(_FIGURES) if self.counts is None else asdict(self.counts)
+        figures: dict[str, Any] = dict.fromkeys(_FIGURES)
+        if self.counts is not None:
+            figures = asdict(self.counts)
         return {
             "kernel": self.case.name,
             "layout": self.case.layout,
