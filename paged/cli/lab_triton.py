@@ -35,6 +35,9 @@ def triton(
         str | None,
         typer.Option(metavar="REASON", help="Write what is counted into the baseline, and why."),
     ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="The range of each figure by target and kernel.")
+    ] = False,
     workers: Annotated[int, typer.Option(help="Processes side by side.", min=1, max=2)] = 2,
     as_json: JsonOption = False,
 ) -> None:
@@ -46,7 +49,7 @@ def triton(
     \b
     Example:
       paged lab triton --target sm_90 --json
-      paged lab triton --target sm_90 --kernel decode,mla_decode --full
+      paged lab triton --target sm_90 --kernel decode,mla_decode --full --summary
       paged lab triton --baseline benchmarks/triton_baseline.json
     """
     from paged.lab.triton.grid import chosen_cases
@@ -63,7 +66,7 @@ def triton(
     for one in targets:
         note(f"{one.name}: {len(cases)} to compile")
         found += compile_cases(one, cases, workers=workers)
-    _show(found, as_json)
+    _show(found, as_json, summary)
     failed = [one for one in found if one.counts is None]
     for one in failed:
         note(f"{one.target.name}: {one.case.label}: {one.reason}")
@@ -117,23 +120,36 @@ def _held(path: Path, update: str | None, found: Sequence["CompiledKernel"]) -> 
     return not lines
 
 
-def _show(found: Sequence["CompiledKernel"], as_json: bool) -> None:
-    rows = [one.row() for one in found]
+def _show(found: Sequence["CompiledKernel"], as_json: bool, summary: bool) -> None:
     if as_json:
-        print_json(rows)
+        print_json([one.row() for one in found])
         return
-    heads = ["kernel", "layout", "target", "dtype", "head_dim", "group", "block"]
-    heads += ["registers", "spills", "shared", "mma", "load"]
-    lines = [heads, *([_cell(value) for value in row.values()] for row in rows)]
+    if summary:
+        from paged.lab.triton.summary import COLUMNS, summarised
+
+        _print_columns([COLUMNS, *summarised(found)])
+    else:
+        _print_columns([_HEADS, *([_cell(value) for value in one.row().values()] for one in found)])
+    typer.echo(_WHAT_IS_COUNTED)
+
+
+_HEADS = (
+    *("kernel", "layout", "target", "dtype", "head_dim", "group", "block"),
+    *("registers", "spills", "shared", "mma", "load"),
+)
+_WORDS = ("kernel", "layout", "target", "dtype", "mma")
+"""Columns that stand left."""
+
+
+def _print_columns(lines: Sequence[Sequence[str]]) -> None:
+    """Aligned columns as wide as they are: rich would fold names at 80 where nobody watches."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [
-            cell.ljust(width) if head in ("kernel", "layout", "target", "dtype", "mma")
-            else cell.rjust(width)
-            for head, cell, width in zip(heads, line, widths, strict=True)
-        ]  # fmt: skip
+            cell.ljust(width) if head in _WORDS else cell.rjust(width)
+            for head, cell, width in zip(lines[0], line, widths, strict=True)
+        ]
         typer.echo("  ".join(cells).rstrip())
-    typer.echo(_WHAT_IS_COUNTED)
 
 
 def _cell(value: str | int | None) -> str:

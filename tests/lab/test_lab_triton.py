@@ -21,6 +21,7 @@ from paged.lab.triton.grid import Case, chosen_cases, default_cases, full_cases
 from paged.lab.triton.launches import launch_of
 from paged.lab.triton.read import Counts, read_amdgcn, read_sass
 from paged.lab.triton.run import CompiledKernel, compile_cases
+from paged.lab.triton.summary import summarised
 from paged.lab.triton.targets import GPU_TARGETS, get_gpu_targets
 
 SM_90 = GPU_TARGETS["sm_90"]
@@ -198,6 +199,7 @@ def test_a_failure_is_told_and_the_exit_code_says_so(monkeypatch):
     assert done.exit_code == 1
     assert "sm_90: prefill, flash_attn, bfloat16, head_dim 128, group 4, " in done.stderr
     assert "blocks of 16: why not" in done.stderr
+    assert "sm_90" not in invoke("--target", "sm_90", "--kernel", "write", "--summary").stdout
     row = json.loads(done.stdout)[0]
     assert tuple(row) == (
         *("kernel", "layout", "target", "dtype", "head_dim", "group", "block_size"),
@@ -225,6 +227,15 @@ def test_a_process_that_ends_early_takes_only_its_own_case_along(monkeypatch):
     assert [one.reason for one in found] == ["a b", "exit code -6: LLVM ERROR", "a b"]
     with pytest.raises(ValueError, match="workers: got 3"):
         compile_cases(SM_90, [Case("decode")], workers=3)
+
+
+def test_a_summary_has_the_range_of_each_figure():
+    other = replace(COUNTS, registers=64, spills=3, mma="HMMA")
+    found = [DECODE, CompiledKernel(Case("decode", window=True), SM_90, other)]
+    found += [CompiledKernel(Case("decode", group=1), SM_90, None, "not this one")]
+    assert summarised(found) == [
+        ("sm_90", "decode", "2", "64 to 100", "0 to 3", "1", "1,024", "HGMMA, HMMA", "16")
+    ]
 
 
 def test_targets_come_in_the_order_of_the_list():
