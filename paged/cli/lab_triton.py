@@ -43,8 +43,8 @@ def triton(
 ) -> None:
     """Compile the Triton kernels ahead of time; exit code 1 if one does not compile.
 
-    By default 28 representative cases a target: one axis at a time around bfloat16 heads of 128 in
-    groups of 4, blocks of 16. Windows, soft caps and split keys are named behind the kernel.
+    By default at most 30 representative cases a target: one axis at a time around bfloat16 heads of
+    128 in groups of 4, blocks of 16. Windows, soft caps and split keys are named behind the kernel.
 
     \b
     Example:

@@ -208,6 +208,29 @@ def test_a_failure_is_told_and_the_exit_code_says_so(monkeypatch):
     assert (row["kernel"], row["registers"]) == ("prefill", None)
 
 
+def test_a_baseline_is_written_and_compared_by_the_command(monkeypatch, tmp_path):
+    counts = [COUNTS]
+    monkeypatch.setattr(running, "require_triton", lambda: None)
+    monkeypatch.setattr("paged.lab.triton.baseline.triton_versions", lambda: {"triton": "1"})
+    monkeypatch.setattr(
+        running,
+        "compile_cases",
+        lambda target, cases, workers: [CompiledKernel(c, target, counts[0]) for c in cases],
+    )
+    asked = ("--target", "sm_90", "--kernel", "prefill", "--baseline", tmp_path / "b.json")
+    done = invoke(*asked, "--update", "first")
+    assert done.exit_code == 0, done.stderr
+    assert read_triton_baseline(tmp_path / "b.json").reason == "first"
+    done = invoke(*asked)
+    assert done.exit_code == 0
+    assert "none worse" in done.stderr
+    counts[0] = replace(COUNTS, spills=7)
+    done = invoke(*asked, "--json")
+    assert done.exit_code == 1
+    assert "spills was 0, is 7" in done.stderr
+    assert json.loads(done.stdout), "what is worse does not stand between the rows"
+
+
 def test_a_process_that_ends_early_takes_only_its_own_case_along(monkeypatch):
     """Of three cases the second ends its process: the third is for the next one."""
     calls = []

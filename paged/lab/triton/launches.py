@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paged.backends.triton.plan import ABSENT, Launch
+from paged.backends.triton.plan import ABSENT, Launch, Plan
 from paged.backends.triton.planning import CacheShape, Device, Step, plan_attend, plan_write
 from paged.dtypes import is_quantized
 from paged.lab.triton.grid import Case
@@ -76,7 +76,7 @@ def launch_of(case: Case, target: GpuTarget) -> TypedLaunch:
     return TypedLaunch(launch, types, aligned)
 
 
-def _plan_of_attend(case: Case, target: GpuTarget):
+def _plan_of_attend(case: Case, target: GpuTarget) -> Plan:
     spec = _spec(case)
     is_prefill = case.kernel == "prefill"
     num_seqs = _FEW if is_prefill or case.split or case.kernel == "reduce" else _MANY
@@ -94,7 +94,7 @@ def _plan_of_attend(case: Case, target: GpuTarget):
     return plan_attend(spec, cache, step, _device(target), batch_invariant=False)
 
 
-def _plan_of_write(case: Case, target: GpuTarget):
+def _plan_of_write(case: Case, target: GpuTarget) -> Plan:
     spec = _spec(case)
     strides = (spec.num_kv_heads * spec.head_dim, spec.head_dim, 1)
     return plan_write(
