@@ -137,7 +137,12 @@ def _cache(case: Case, *, num_blocks: int) -> CacheShape:
 
 
 def _device(target: GpuTarget) -> Device:
-    return Device(num_sms=target.num_sms, native_float8=target.native_float8)
+    return Device(
+        num_sms=target.num_sms,
+        native_float8=target.native_float8,
+        shared_bytes=target.shared_limit,
+        is_rocm=target.platform == "hip",
+    )
 
 
 def _query_dtype(case: Case) -> str:
