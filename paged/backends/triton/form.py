@@ -90,7 +90,8 @@ class AttendForm:
         has_sinks: whether one logit per head joins the denominator.
         storage: "numbers" where the cache's type is one that kernels compute with, else its name.
         native_float8: whether the hardware converts float8; else it is done by bits.
-        move: the assembly in which a move is written, "ptx" or "gcn"; "" under the interpreter.
+        move: the assembly, "ptx" or "gcn", in which a move keeps 8-bit values where they were
+            converted; "" where there is none.
         in_float32: whether products are of float32 operands, whatever the query's type.
         k_scale: how the scale of keys is given: "none", "one", or "heads".
         v_scale: the same of values.

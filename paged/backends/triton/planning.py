@@ -182,6 +182,8 @@ def plan_write(
 def _common_form(spec: AttentionSpec, cache: CacheShape, step: Step, device: Device) -> AttendForm:
     """What all kernels of a step have in common; sizes of tiles and parts are still to be set."""
     is_mixed = cache.storage == "numbers" and cache.dtype != step.query_dtype
+    in_float32 = is_mixed or storage_dtype(step.query_dtype).itemsize == 4
+    move = "gcn" if device.is_rocm else "ptx"
     width = spec.value_dim if spec.is_latent else spec.head_dim
     rest = spec.head_dim - spec.value_dim
     return AttendForm(
@@ -211,8 +213,8 @@ def _common_form(spec: AttentionSpec, cache: CacheShape, step: Step, device: Dev
         has_sinks=spec.has_sinks,
         storage=cache.storage,
         native_float8=device.native_float8,
-        move="" if device.interpreted else "gcn" if device.is_rocm else "ptx",
-        in_float32=is_mixed or storage_dtype(step.query_dtype).itemsize == 4,
+        move="" if device.interpreted or in_float32 or cache.storage == "numbers" else move,
+        in_float32=in_float32,
         k_scale=cache.k_scale,
         # A value is part of its key, and has the scale of it.
         v_scale=cache.k_scale if spec.is_latent else cache.v_scale,

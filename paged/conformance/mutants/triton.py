@@ -136,8 +136,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _softmax(
         "soft cap of half the logits",
         "soft_cap",
-        before="tl.exp(products * (logit_scale * (2.0 / SOFT_CAP)))",
-        after="tl.exp(products * (logit_scale * (1.0 / SOFT_CAP)))",
+        before="tl.exp(products * (logit_scale * (2.0 / FORM.soft_cap)))",
+        after="tl.exp(products * (logit_scale * (1.0 / FORM.soft_cap)))",
     ),
     _softmax(
         "sink forgotten in the denominator",
@@ -189,13 +189,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _tile(
         "scale x 1.01",
         "scale",
-        before="scale_of(k_scale_ptr, kv_head, FORM.k_scale) * FORM.scale",
-        after="scale_of(k_scale_ptr, kv_head, FORM.k_scale) * (FORM.scale * 1.01)",
+        before="k_scale_of(k_scale_ptr, kv_head, FORM) * FORM.scale",
+        after="k_scale_of(k_scale_ptr, kv_head, FORM) * (FORM.scale * 1.01)",
     ),
     _tile(
         "K scale left out",
         "quantised",
-        before="scale_of(k_scale_ptr, kv_head, FORM.k_scale) * FORM.scale",
+        before="k_scale_of(k_scale_ptr, kv_head, FORM) * FORM.scale",
         after="kv_head * 0.0 + FORM.scale",
     ),
     _tile(
@@ -207,8 +207,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _tile(
         "V scale of the first head for all",
         "quantised",
-        before="scale_of(v_scale_ptr, kv_head, FORM.v_scale)",
-        after="scale_of(v_scale_ptr, 0, FORM.v_scale)",
+        before="v_scale_of(v_scale_ptr, kv_head, FORM)",
+        after="v_scale_of(v_scale_ptr, 0, FORM)",
         likely=("quantised/int8_per_head", "quantised/*"),
     ),
     _rows(
@@ -288,8 +288,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _write(
         "K scale used for V",
         "quantised",
-        before="            at + FORM.to_value,\n            v_scale_ptr,\n",
-        after="            at + FORM.to_value,\n            k_scale_ptr,\n",
+        before="scale = v_scale_of(v_scale_ptr, ",
+        after="scale = v_scale_of(k_scale_ptr, ",
     ),
     _write(
         "values of the neighbouring head",
@@ -307,8 +307,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _latents(
         "latents of unseen tokens not zeroed",
         "memory",
-        before="tl.load(at, mask=is_held[:, None] & (dim < width)[None, :], other=0)",
-        after="tl.load(at, mask=(dim < width)[None, :], other=0)",
+        before="tl.load(at, mask=is_held[:, None] & is_dim[None, :], other=0)",
+        after="tl.load(at, mask=is_dim[None, :] & (slots[:, None] == slots[:, None]), other=0)",
         likely=_DECODES,
     ),
     _latents(

@@ -10,12 +10,13 @@ from paged.backends.triton.kernels.softmax import capped_logits, empty_state, we
 
 
 @triton.jit
-def load_latents(slots, dim, width, is_held, MASKED: tl.constexpr, FORM: tl.constexpr):
-    """Entries `dim` of the latents in slots, 0 past a width and where nothing is held."""
+def load_latents(slots, dim, is_dim, is_held, MASKED: tl.constexpr, FORM: tl.constexpr):
+    """Entries `dim` of the latents in slots, 0 where there is no such entry or nothing is held."""
     at = slots[:, None] + dim[None, :] * FORM.dim
     if MASKED:
-        return tl.load(at, mask=is_held[:, None] & (dim < width)[None, :], other=0)
-    return tl.load(at, mask=(dim < width)[None, :], other=0)
+        return tl.load(at, mask=is_held[:, None] & is_dim[None, :], other=0)
+    else:
+        return tl.load(at, mask=is_dim[None, :], other=0)
 
 
 @triton.jit
@@ -45,25 +46,26 @@ def attend_latent_span(
 
     The others are as for `paged.backends.triton.kernels.span.attend_span`.
     """
+    OPERAND: tl.constexpr = query.dtype
     dim = tl.arange(0, FORM.dim_pad)
     for start in tl.range(begin, end, FORM.tile_tokens):
         token = start + tl.arange(0, FORM.tile_tokens)
         is_held = (token >= first_key) & (token < end_key)
         slots = slot_ptrs(cache_ptr, start, table_ptr, first_key, end_key, MASKED, FORM)
-        stored = load_latents(slots, dim, FORM.value_dim, is_held, MASKED, FORM)
-        latents = decoded(stored, query.dtype, FORM.storage, FORM.native_float8)
+        stored = load_latents(slots, dim, dim < FORM.value_dim, is_held, MASKED, FORM)
+        latents = decoded(stored, OPERAND, FORM)
         products = product(query, tl.trans(latents))
         if FORM.rope_pad > 0:
             rest = FORM.value_dim + tl.arange(0, FORM.rope_pad)
-            stored_rope = load_latents(slots, rest, FORM.head_dim, is_held, MASKED, FORM)
-            ropes = decoded(stored_rope, query.dtype, FORM.storage, FORM.native_float8)
+            stored_rope = load_latents(slots, rest, rest < FORM.head_dim, is_held, MASKED, FORM)
+            ropes = decoded(stored_rope, OPERAND, FORM)
             products = added_product(query_rope, tl.trans(ropes), products)
-        logits = capped_logits(products, logit_scale, FORM.soft_cap)
+        logits = capped_logits(products, logit_scale, FORM)
         if MASKED:
             sees = seen(token, position, first_key, end_key, FORM)
             logits = tl.where(sees, logits, float("-inf"))
         weights, factor, peak, total = weighed(logits, peak, total)
-        weights = rounded(weights, DTYPE, FORM.interpreted).to(query.dtype)
+        weights = rounded(weights, DTYPE, FORM).to(OPERAND)
         latents = kept_in_place(latents, FORM)
         weighted = added_product(weights, latents, weighted * factor[:, None])
     return weighted, peak, total
@@ -85,7 +87,7 @@ def attend_latents(
     FORM: tl.constexpr,
 ):
     """The state of a tile after all latents from `first_key` to `end_key`."""
-    weighted, peak, total = empty_state(FORM.tile_queries * FORM.tile_heads, FORM.dim_pad)
+    weighted, peak, total = empty_state(FORM)
     begin, whole_begin, whole_end = whole_steps(
         first_key, end_key, first_position, last_position, FORM
     )

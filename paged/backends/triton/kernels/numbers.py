@@ -5,42 +5,44 @@ import triton.language as tl
 
 
 @triton.jit
-def rounded(x, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
+def rounded(x, DTYPE: tl.constexpr, FORM: tl.constexpr):
     """float32 to the nearest number of a type, ties to even.
 
     The interpreter cuts off what bfloat16 has no bits for, so that it is rounded here before.
     """
-    if INTERPRETED and tl.bfloat16 == DTYPE:
-        bits = x.to(tl.uint32, bitcast=True)
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        x = tl.where(x != x, x, nearest.to(tl.float32, bitcast=True))
+    if FORM.interpreted:
+        if DTYPE == tl.bfloat16:
+            bits = x.to(tl.uint32, bitcast=True)
+            nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+            x = tl.where(x != x, x, nearest.to(tl.float32, bitcast=True))
     return x.to(DTYPE)
 
 
 @triton.jit
-def decoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, NATIVE: tl.constexpr):
+def decoded(x, DTYPE: tl.constexpr, FORM: tl.constexpr):
     """What a cache stores as numbers to compute with; exact.
 
     Args:
         x: numbers, int8, or the bits of a float8.
         DTYPE: to compute with.
-        STORAGE: see `AttendForm.storage`.
-        NATIVE: see `AttendForm.native_float8`.
+        FORM: see `AttendForm`.
     """
-    if STORAGE == "numbers":
+    if FORM.storage == "numbers":
         return x.to(DTYPE)
-    if STORAGE == "int8":
+    elif FORM.storage == "int8":
         return x.to(tl.float32).to(DTYPE)
-    if STORAGE == "float8_e5m2":
+    elif FORM.storage == "float8_e5m2":
         # The upper half of a float16.
         return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(DTYPE)
-    tl.static_assert(STORAGE == "float8_e4m3fn")
-    if NATIVE:
-        return x.to(tl.float8e4nv, bitcast=True).to(DTYPE)
-    # A float16 has one bit more of exponent, with a bias that is larger by 8.
-    bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
-    number = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((x & 0x7F) == 0x7F, float("nan"), number).to(DTYPE)
+    else:
+        tl.static_assert(FORM.storage == "float8_e4m3fn")
+        if FORM.native_float8:
+            return x.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        else:
+            # A float16 has one bit more of exponent, with a bias that is larger by 8.
+            bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
+            number = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+            return tl.where((x & 0x7F) == 0x7F, float("nan"), number).to(DTYPE)
 
 
 @triton.jit
@@ -51,34 +53,36 @@ def kept_in_place(x, FORM: tl.constexpr):
     values are then copied 8 bytes at a time and read from shared memory byte by byte (triton
     3.9.0). An instruction that may have an effect is not moved across.
     """
-    if FORM.storage == "numbers" or FORM.move == "" or x.dtype.primitive_bitwidth != 16:
+    if FORM.move == "":
         return x
-    if FORM.move == "ptx":
+    elif FORM.move == "ptx":
         return tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
         )
-    tl.static_assert(FORM.move == "gcn")
-    return tl.inline_asm_elementwise(
-        "v_mov_b32 $0, $1", "=v,v", [x], dtype=x.dtype, is_pure=False, pack=2
-    )
+    else:
+        tl.static_assert(FORM.move == "gcn")
+        return tl.inline_asm_elementwise(
+            "v_mov_b32 $0, $1", "=v,v", [x], dtype=x.dtype, is_pure=False, pack=2
+        )
 
 
 @triton.jit
-def encoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, INTERPRETED: tl.constexpr):
+def encoded(x, DTYPE: tl.constexpr, FORM: tl.constexpr):
     """float32 as a cache stores it: rounded to nearest even, clipped where it is quantised.
 
     Float8 by bits, which is the same on hardware that knows the type and on what does not.
     """
-    if STORAGE == "numbers":
-        return rounded(x, DTYPE, INTERPRETED)
-    if STORAGE == "int8":
+    if FORM.storage == "numbers":
+        return rounded(x, DTYPE, FORM)
+    elif FORM.storage == "int8":
         clipped = tl.minimum(tl.maximum(x, -127.0), 127.0)
         # Above 2^23 a float32 has no fraction: adding rounds, subtracting gives the integer.
         return ((clipped + 12582912.0) - 12582912.0).to(tl.int8)
-    if STORAGE == "float8_e4m3fn":
+    elif FORM.storage == "float8_e4m3fn":
         return _float8(x, 3, 7, 448.0, 0x7F)
-    tl.static_assert(STORAGE == "float8_e5m2")
-    return _float8(x, 2, 15, 57344.0, 0x7E)
+    else:
+        tl.static_assert(FORM.storage == "float8_e5m2")
+        return _float8(x, 2, 15, 57344.0, 0x7E)
 
 
 @triton.jit
@@ -103,11 +107,24 @@ def _float8(
 
 
 @triton.jit
-def scale_of(scale_ptr, head, SCALE: tl.constexpr):
-    """The scale of a KV head, 1 where there is none."""
-    if SCALE == "none":
+def k_scale_of(k_scale_ptr, head, FORM: tl.constexpr):
+    """The scale of a KV head's keys, 1 where there is none."""
+    if FORM.k_scale == "none":
         return 1.0
-    if SCALE == "one":
-        return tl.load(scale_ptr)
-    tl.static_assert(SCALE == "heads")
-    return tl.load(scale_ptr + head)
+    elif FORM.k_scale == "one":
+        return tl.load(k_scale_ptr)
+    else:
+        tl.static_assert(FORM.k_scale == "heads")
+        return tl.load(k_scale_ptr + head)
+
+
+@triton.jit
+def v_scale_of(v_scale_ptr, head, FORM: tl.constexpr):
+    """The scale of a KV head's values, 1 where there is none."""
+    if FORM.v_scale == "none":
+        return 1.0
+    elif FORM.v_scale == "one":
+        return tl.load(v_scale_ptr)
+    else:
+        tl.static_assert(FORM.v_scale == "heads")
+        return tl.load(v_scale_ptr + head)

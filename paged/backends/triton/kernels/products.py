@@ -9,7 +9,8 @@ def product(a, b):
     """`a @ b` of operands of one type; float32 operands are not cut to fewer bits."""
     if a.dtype == tl.float32:
         return tl.dot(a, b, input_precision="ieee")
-    return tl.dot(a, b)
+    else:
+        return tl.dot(a, b)
 
 
 @triton.jit
@@ -17,4 +18,5 @@ def added_product(a, b, accumulated):
     """`accumulated + a @ b`."""
     if a.dtype == tl.float32:
         return tl.dot(a, b, accumulated, input_precision="ieee")
-    return tl.dot(a, b, accumulated)
+    else:
+        return tl.dot(a, b, accumulated)

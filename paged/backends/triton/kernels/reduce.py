@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paged.backends.triton.kernels.numbers import rounded, scale_of
+from paged.backends.triton.kernels.numbers import rounded, v_scale_of
 from paged.backends.triton.kernels.rows import first_seen
 from paged.backends.triton.kernels.softmax import LN_2, LOG2_E, finite_peak
 from paged.backends.triton.kernels.splits import used_parts
@@ -34,7 +34,8 @@ def reduce(
     parts = used_parts(first_seen(seq_len - 1, FORM), seq_len, FORM)
     dim = tl.arange(0, FORM.dim_pad)
     is_dim = dim < FORM.value_dim
-    out = tl.zeros([FORM.dim_pad], tl.float32)
+    WIDTH: tl.constexpr = FORM.dim_pad
+    out = tl.zeros([WIDTH], tl.float32)
     peak = tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
     for part in tl.range(0, parts):
@@ -56,11 +57,12 @@ def reduce(
         out = out * factor
         total = total * factor + tl.exp2(sink - base)
         peak = new_peak
-    out = out / total * scale_of(v_scale_ptr, head // FORM.group, FORM.v_scale)
+    out = out / total * v_scale_of(v_scale_ptr, head // FORM.group, FORM)
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     at = start.to(tl.int64) * FORM.num_heads + head
     tl.store(
         out_ptr + at * FORM.value_dim + dim,
-        rounded(out, out_ptr.dtype.element_ty, FORM.interpreted),
+        rounded(out, DTYPE, FORM),
         mask=is_dim,
     )
     tl.store(lse_ptr + at, peak * LN_2 + tl.log(total))

@@ -14,7 +14,7 @@ def tile_rows(first_query, num_queries, group_head, FORM: tl.constexpr):
         group_head: the tile's first head, counted within its group.
         FORM: see `AttendForm`.
     """
-    row = tl.arange(0, FORM.tile_queries * FORM.tile_heads)
+    row = tl.arange(0, FORM.rows)
     query = first_query + row // FORM.tile_heads
     head = group_head + row % FORM.tile_heads
     return query, head, (query < num_queries) & (head < FORM.group)
@@ -27,10 +27,11 @@ def seen(token, position, first_key, end_key, FORM: tl.constexpr):
     if FORM.tile_queries == 1:
         # All rows stand at one position, from which the bounds were made.
         return is_held
-    sees = is_held & (token[None, :] <= position[:, None])
-    if FORM.window is not None:
-        sees = sees & (token[None, :] > position[:, None] - FORM.window)
-    return sees
+    else:
+        sees = is_held & (token[None, :] <= position[:, None])
+        if FORM.window is not None:
+            sees = sees & (token[None, :] > position[:, None] - FORM.window)
+        return sees
 
 
 @triton.jit
@@ -38,7 +39,8 @@ def first_seen(position, FORM: tl.constexpr):
     """The first key that a query at a position sees."""
     if FORM.window is None:
         return position * 0
-    return tl.maximum(position + 1 - FORM.window, 0)
+    else:
+        return tl.maximum(position + 1 - FORM.window, 0)
 
 
 @triton.jit
@@ -88,13 +90,14 @@ def slot_ptrs(
         block = tl.load(table_ptr + start // FORM.block_size * FORM.table_entry)
         offset = block.to(tl.int64) * FORM.block + start % FORM.block_size * FORM.slot
         return (cache_ptr + offset) + step * FORM.slot
-    token = start + step
-    entry = table_ptr + token // FORM.block_size * FORM.table_entry
-    if MASKED:
-        block = tl.load(entry, mask=(token >= first_key) & (token < end_key), other=0)
     else:
-        block = tl.load(entry)
-    return cache_ptr + (block.to(tl.int64) * FORM.block + token % FORM.block_size * FORM.slot)
+        token = start + step
+        entry = table_ptr + token // FORM.block_size * FORM.table_entry
+        if MASKED:
+            block = tl.load(entry, mask=(token >= first_key) & (token < end_key), other=0)
+        else:
+            block = tl.load(entry)
+        return cache_ptr + (block.to(tl.int64) * FORM.block + token % FORM.block_size * FORM.slot)
 
 
 @triton.jit

@@ -13,8 +13,10 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def empty_state(ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """(weighted values `[ROWS, WIDTH]`, peak `[ROWS]`, total `[ROWS]`) of no keys."""
+def empty_state(FORM: tl.constexpr):
+    """(weighted values `[rows, dim_pad]`, peak `[rows]`, total `[rows]`) of no keys."""
+    ROWS: tl.constexpr = FORM.rows
+    WIDTH: tl.constexpr = FORM.dim_pad
     return (
         tl.zeros([ROWS, WIDTH], tl.float32),
         tl.full([ROWS], float("-inf"), tl.float32),
@@ -29,13 +31,14 @@ def finite_peak(peak):
 
 
 @triton.jit
-def capped_logits(products, logit_scale, SOFT_CAP: tl.constexpr):
+def capped_logits(products, logit_scale, FORM: tl.constexpr):
     """Products of queries and keys as logits, soft cap included, in units of log 2."""
-    if SOFT_CAP is None:
+    if FORM.soft_cap is None:
         return products * (logit_scale * LOG2_E)
-    # tanh by exp: every target has it, and the interpreter too.
-    double = tl.exp(products * (logit_scale * (2.0 / SOFT_CAP)))
-    return (1.0 - 2.0 / (double + 1.0)) * (SOFT_CAP * LOG2_E)
+    else:
+        # tanh by exp: every target has it, and the interpreter too.
+        double = tl.exp(products * (logit_scale * (2.0 / FORM.soft_cap)))
+        return (1.0 - 2.0 / (double + 1.0)) * (FORM.soft_cap * LOG2_E)
 
 
 @triton.jit

@@ -46,6 +46,7 @@ def attend_span(
         MASKED: False where every row sees every key of the span.
         FORM: see `AttendForm`.
     """
+    OPERAND: tl.constexpr = query.dtype
     dim = tl.arange(0, FORM.dim_pad)
     is_dim = (dim < FORM.head_dim)[None, :]
     for start in tl.range(begin, end, FORM.tile_tokens):
@@ -63,14 +64,14 @@ def attend_span(
         else:
             stored_keys = tl.load(at, mask=is_dim, other=0)
             stored_values = tl.load(at + FORM.to_value, mask=is_dim, other=0)
-        keys = decoded(stored_keys, query.dtype, FORM.storage, FORM.native_float8)
-        logits = capped_logits(product(query, tl.trans(keys)), logit_scale, FORM.soft_cap)
+        keys = decoded(stored_keys, OPERAND, FORM)
+        logits = capped_logits(product(query, tl.trans(keys)), logit_scale, FORM)
         if MASKED:
             sees = seen(token, position, first_key, end_key, FORM)
             logits = tl.where(sees, logits, float("-inf"))
         weights, factor, peak, total = weighed(logits, peak, total)
-        values = decoded(stored_values, query.dtype, FORM.storage, FORM.native_float8)
-        weights = rounded(weights, DTYPE, FORM.interpreted).to(query.dtype)
+        values = decoded(stored_values, OPERAND, FORM)
+        weights = rounded(weights, DTYPE, FORM).to(OPERAND)
         values = kept_in_place(values, FORM)
         weighted = added_product(weights, values, weighted * factor[:, None])
     return weighted, peak, total
@@ -91,7 +92,7 @@ def attend_keys(
     FORM: tl.constexpr,
 ):
     """The state of a tile after all keys from `first_key` to `end_key`; see `attend_span`."""
-    weighted, peak, total = empty_state(FORM.tile_queries * FORM.tile_heads, FORM.dim_pad)
+    weighted, peak, total = empty_state(FORM)
     begin, whole_begin, whole_end = whole_steps(
         first_key, end_key, first_position, last_position, FORM
     )

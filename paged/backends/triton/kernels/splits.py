@@ -31,4 +31,5 @@ def steps_of_part(num_steps, FORM: tl.constexpr):
     """Steps of each part but the last."""
     if FORM.split_steps > 0:
         return num_steps * 0 + FORM.split_steps
-    return tl.maximum((num_steps + FORM.splits - 1) // FORM.splits, 1)
+    else:
+        return tl.maximum((num_steps + FORM.splits - 1) // FORM.splits, 1)
