@@ -1,0 +1,122 @@
+"""The command: `python -m benchmarks.gpu [--dry]`. Exit code 1 where something is wrong."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import needs
+
+STEPS = ("suite", "sanitizer", "timings")
+_SUITE_SHARE = 0.5
+"""Of the time that is left when it begins."""
+_MOST_WORKERS = 12
+_LAST_SECONDS = 8.0
+"""Kept for the end: what is under way is waited for, and the report written."""
+
+
+def main() -> int:
+    """Runs the steps that are asked for and writes what came of them."""
+    arguments = _arguments()
+    if names := needs.missing():
+        print(needs.message(names), file=sys.stderr)
+        return 2
+    # Beyond this line third parties may be imported.
+    from benchmarks.gpu import show, steps
+    from benchmarks.gpu.pool import Pool
+    from benchmarks.gpu.sanitizer import Check
+    from benchmarks.gpu.targets import target_lines
+
+    started = time.monotonic()
+    end = started + 60 * arguments.minutes - _LAST_SECONDS
+    dry, only = arguments.dry, arguments.only
+    report: dict[str, Any] = {
+        "made_by": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
+        "dry": dry,
+        **{"facts": {}, "ceilings": None, "rows": [], "steps": {}, "targets": []},
+    }
+
+    def write() -> None:
+        failed = any(step["status"] == "failed" for step in report["steps"].values())
+        report["targets"] = target_lines(report["rows"], dry=dry)
+        report.update(ok=not failed, seconds=time.monotonic() - started)
+        if arguments.out is not None:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+    with tempfile.TemporaryDirectory(prefix="paged-gpu-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        _set_environment(folder)
+        workers = 2 if dry else max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) - 2))
+        run = steps.Run(Pool(folder), dry, workers, report)
+        check = None
+        try:
+            report["steps"]["facts"] = steps.timed(steps.facts, run, end)
+            if "sanitizer" in only:
+                check = Check(folder, dry=dry)
+            if "suite" in only:
+                left = end - time.monotonic()
+                until = time.monotonic() + left * (_SUITE_SHARE if "timings" in only else 1.0)
+                report["steps"]["suite"] = steps.timed(steps.conformance, run, until)
+                write()
+            if check is not None:
+                # Before the timings: nothing else is to run on the device beside them.
+                found = check
+                until = time.monotonic() + (end - time.monotonic()) / 3
+                report["steps"]["sanitizer"] = steps.timed(
+                    lambda _run, until: found.result(until - time.monotonic()), run, until
+                )
+                write()
+            if "timings" in only:
+                report["steps"]["timings"] = steps.timed(steps.timings, run, end)
+        finally:
+            if check is not None:
+                check.close()
+            run.pool.close()
+            write()
+    print()
+    for line in show.lines(report):
+        print(line)
+    return 0 if report["ok"] else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description="Checks and times the Triton kernels on a GPU."
+    )
+    parser.add_argument("--dry", action="store_true", help="without a GPU, interpreted and tiny")
+    parser.add_argument("--minutes", type=float, default=6.0, help="what all of it may take")
+    parser.add_argument("--out", type=Path, help="write a JSON report here")
+    parser.add_argument(
+        "--only", type=_steps, default=STEPS, help="steps with commas between: suite,timings"
+    )
+    return parser.parse_args()
+
+
+def _steps(text: str) -> tuple[str, ...]:
+    chosen = tuple(text.split(","))
+    if unknown := [name for name in chosen if name not in STEPS]:
+        raise argparse.ArgumentTypeError(f"got {unknown[0]!r}, expected some of {', '.join(STEPS)}")
+    return chosen
+
+
+def _set_environment(folder: Path) -> None:
+    """For all processes: caches that begin empty, and memory that is taken when it is needed."""
+    os.environ |= {
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        # A process that is ended must not leave compilers behind.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    # Each process has its own; where they are set, they would hold for all.
+    for variable in ("TRITON_INTERPRET", "JAX_PLATFORMS"):
+        os.environ.pop(variable, None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

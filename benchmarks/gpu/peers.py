@@ -1,0 +1,105 @@
+"""Other attention of torch's on the same numbers: what there is besides, on this machine."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.problems import Problem
+from benchmarks.gpu.right import rows_of
+from benchmarks.gpu.shapes import Comparison
+
+Peer = Callable[[Comparison, Problem, bool], tuple[Callable[[], Any], Callable[[Any], torch.Tensor]]]
+"""Makes a call, and what brings its result into the form of ours."""
+
+FLEX_PAGE = 128
+"""FlexAttention's own block, the smallest that its kernels are made for."""
+
+
+def sdpa(backend: str | None) -> Peer:
+    """`scaled_dot_product_attention` over a dense cache, which no paging slows down.
+
+    For decodes the heads of a group are the queries of their KV head, so that keys are read once.
+    """
+
+    def make(comparison: Comparison, problem: Problem, dry: bool):
+        spec = problem.spec
+        dense = [rows_of(problem, seq) for seq in range(comparison.seqs)]
+        dtype = problem.query.dtype
+        # [sequence, head, token, dim], contiguous: the friendliest form.
+        key = torch.stack([k for k, _ in dense]).to(dtype).transpose(1, 2).contiguous()
+        value = torch.stack([v for _, v in dense]).to(dtype).transpose(1, 2).contiguous()
+        is_prefill = comparison.kind == "prefill"
+        if is_prefill:
+            query = problem.query.unflatten(0, (comparison.seqs, -1)).transpose(1, 2)
+        else:
+            query = problem.query.unflatten(1, (spec.num_kv_heads, spec.group_size))
+
+        def call() -> torch.Tensor:
+            with _only(backend):
+                return F.scaled_dot_product_attention(
+                    query,
+                    key,
+                    value,
+                    is_causal=is_prefill,
+                    scale=spec.scale,
+                    enable_gqa=is_prefill,
+                )
+
+        def as_ours(found: torch.Tensor) -> torch.Tensor:
+            return found.transpose(1, 2).flatten(0, 1) if is_prefill else found.flatten(1, 2)
+
+        return call, as_ours
+
+    return make
+
+
+def flex(comparison: Comparison, problem: Problem, dry: bool):
+    """FlexAttention over torch's own paged cache, compiled, with pages in random order."""
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
+
+    spec, device = problem.spec, str(problem.query.device)
+    seqs, length = comparison.seqs, comparison.length
+    each = -(-length // FLEX_PAGE)
+    pages = PagedAttention(seqs * each, FLEX_PAGE, seqs, device=device)
+    order = torch.randperm(seqs * each, generator=torch.Generator().manual_seed(0))
+    pages.empty_pages = order.tolist()
+    for seq in range(seqs):
+        pages.reserve(torch.tensor(seq, device=device), torch.tensor(length, device=device))
+    shape = (1, spec.num_kv_heads, seqs * each * FLEX_PAGE, spec.head_dim)
+    key, value = torch.empty(2, *shape, dtype=problem.query.dtype, device=device)
+    at = torch.arange(length, device=device)[None]
+    for seq in range(seqs):
+        rows = [row.to(key.dtype).transpose(0, 1)[None] for row in rows_of(problem, seq)]
+        pages.assign(torch.tensor([seq], device=device), at, *rows, key, value)
+    lengths = torch.full((seqs,), length, device=device)
+    logical = create_block_mask(noop_mask, seqs, None, 1, length, device, BLOCK_SIZE=FLEX_PAGE)
+    mask = pages.convert_logical_block_mask(logical, kv_len=lengths)
+    query = problem.query[:, :, None]
+    function = flex_attention if dry else torch.compile(flex_attention, fullgraph=True)
+
+    def call() -> Any:
+        return function(
+            query, key, value, block_mask=mask, scale=spec.scale, enable_gqa=spec.group_size > 1
+        )
+
+    return call, lambda found: found[:, :, 0]
+
+
+PEERS: dict[str, Peer] = {
+    "sdpa": sdpa(None),
+    "sdpa_flash": sdpa("FLASH_ATTENTION"),
+    "sdpa_cudnn": sdpa("CUDNN_ATTENTION"),
+    "flex": flex,
+}
+
+
+def _only(backend: str | None) -> contextlib.AbstractContextManager[Any]:
+    if backend is None:
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(getattr(SDPBackend, backend))
