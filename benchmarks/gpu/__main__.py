@@ -13,20 +13,33 @@ from benchmarks.gpu import needs
 
 STEPS = ("suite", "sanitizer", "timings")
 _SUITE_SHARE = 0.5
-"""Of the time that is left when it begins."""
+_SANITIZER_SHARE = 0.3
+"""Of the time that is left when the suite begins, and of what is left after it."""
 _MOST_WORKERS = 12
 _LAST_SECONDS = 8.0
 """Kept for the end: what is under way is waited for, and the report written."""
 
 
 def main() -> int:
-    """Runs the steps that are asked for and writes what came of them."""
+    """Runs what is asked for and says what came of it."""
     arguments = _arguments()
     if names := needs.missing():
         print(needs.message(names), file=sys.stderr)
         return 2
-    # Beyond this line third parties may be imported.
-    from benchmarks.gpu import show, steps
+    from benchmarks.gpu import show
+
+    with tempfile.TemporaryDirectory(prefix="paged-gpu-", ignore_cleanup_errors=True) as name:
+        _set_environment(Path(name))
+        report = _checked(arguments, Path(name))
+    print()
+    for line in show.lines(report):
+        print(line)
+    return 0 if report["ok"] else 1
+
+
+def _checked(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The report. It is written after each step, so that a run that is ended leaves the rest."""
+    from benchmarks.gpu import steps
     from benchmarks.gpu.pool import Pool
     from benchmarks.gpu.sanitizer import Check
     from benchmarks.gpu.targets import target_lines
@@ -37,51 +50,42 @@ def main() -> int:
     report: dict[str, Any] = {
         "made_by": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
         "dry": dry,
-        **{"facts": {}, "ceilings": None, "rows": [], "steps": {}, "targets": []},
+        "facts": {},
+        "ceilings": None,
+        "rows": [],
+        "steps": {},
+        "targets": [],
     }
+    workers = 2 if dry else max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) - 2))
+    run = steps.Run(Pool(folder), dry, workers, report)
 
-    def write() -> None:
-        failed = any(step["status"] == "failed" for step in report["steps"].values())
+    def do(name: str, step: Any, share: float) -> None:
+        until = time.monotonic() + share * (end - time.monotonic())
+        report["steps"][name] = steps.timed(step, run, until)
+        failed = any(done["status"] == "failed" for done in report["steps"].values())
         report["targets"] = target_lines(report["rows"], dry=dry)
         report.update(ok=not failed, seconds=time.monotonic() - started)
         if arguments.out is not None:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
 
-    with tempfile.TemporaryDirectory(prefix="paged-gpu-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        _set_environment(folder)
-        workers = 2 if dry else max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) - 2))
-        run = steps.Run(Pool(folder), dry, workers, report)
-        check = None
-        try:
-            report["steps"]["facts"] = steps.timed(steps.facts, run, end)
-            if "sanitizer" in only:
-                check = Check(folder, dry=dry)
-            if "suite" in only:
-                left = end - time.monotonic()
-                until = time.monotonic() + left * (_SUITE_SHARE if "timings" in only else 1.0)
-                report["steps"]["suite"] = steps.timed(steps.conformance, run, until)
-                write()
-            if check is not None:
-                # Before the timings: nothing else is to run on the device beside them.
-                found = check
-                until = time.monotonic() + (end - time.monotonic()) / 3
-                report["steps"]["sanitizer"] = steps.timed(
-                    lambda _run, until: found.result(until - time.monotonic()), run, until
-                )
-                write()
-            if "timings" in only:
-                report["steps"]["timings"] = steps.timed(steps.timings, run, end)
-        finally:
-            if check is not None:
-                check.close()
-            run.pool.close()
-            write()
-    print()
-    for line in show.lines(report):
-        print(line)
-    return 0 if report["ok"] else 1
+    is_timed = "timings" in only
+    check = None
+    try:
+        do("facts", steps.facts, 1)
+        # It runs beside the suite, but not beside the timings.
+        check = Check(folder, dry=dry) if "sanitizer" in only else None
+        if "suite" in only:
+            do("suite", steps.conformance, _SUITE_SHARE if is_timed else 1)
+        if check is not None:
+            do("sanitizer", check.step, _SANITIZER_SHARE if is_timed else 1)
+        if is_timed:
+            do("timings", steps.timings, 1)
+    finally:
+        if check is not None:
+            check.close()
+        run.pool.close()
+    return report
 
 
 def _arguments() -> argparse.Namespace:

@@ -26,7 +26,7 @@ class Ceilings:
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """First quartile, median, third quartile."""
     if len(values) == 1:
-        return (values[0],) * 3
+        return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
 
@@ -46,7 +46,7 @@ def moved_bytes(comparison: Comparison) -> int:
 
 
 def operations(comparison: Comparison) -> int:
-    """Multiplications and additions of the two products; what a causal mask hides is not counted."""
+    """Of the two products; what a causal mask hides is not counted."""
     if comparison.kind == "write":
         return 0
     heads, length = comparison.heads, comparison.length
@@ -54,19 +54,20 @@ def operations(comparison: Comparison) -> int:
     return 2 * comparison.seqs * heads.query * pairs * (heads.dim + heads.value_dim)
 
 
-def shares(row: dict[str, Any], ceilings: Ceilings | None) -> dict[str, float | None]:
-    """Rates of a timed row, and which part they are of what was measured."""
-    seconds = (row.get("ms") or 0.0) / 1e3
-    if not seconds:
-        return dict.fromkeys(("gb_s", "tflop_s", "of_copy", "of_matmul", "of_roof"))
-    rate, speed = row["bytes"] / seconds, row["operations"] / seconds
-    found: dict[str, float | None] = {"gb_s": rate / 1e9, "tflop_s": speed / 1e12}
-    if ceilings is None:
-        return found | dict.fromkeys(("of_copy", "of_matmul", "of_roof"))
-    of_copy, of_matmul = rate / ceilings.copy, speed / ceilings.matmul
-    # The lower roof is the one that a kernel comes nearer to.
-    return found | {
-        "of_copy": of_copy,
-        "of_matmul": of_matmul,
-        "of_roof": max(of_copy, of_matmul),
-    }
+def shares(
+    row: dict[str, Any], ceilings: Ceilings | None, *, dry: bool = False
+) -> dict[str, float | None]:
+    """Rates of a timed row, and which part they are of what was measured; None where unknown."""
+    found: dict[str, float | None] = dict.fromkeys(
+        ("gb_s", "tflop_s", "of_copy", "of_matmul", "of_roof")
+    )
+    if dry or not row.get("ms"):
+        return found
+    rate, speed = 1e3 * row["bytes"] / row["ms"], 1e3 * row["operations"] / row["ms"]
+    found |= {"gb_s": rate / 1e9, "tflop_s": speed / 1e12}
+    if ceilings is not None:
+        of_copy, of_matmul = rate / ceilings.copy, speed / ceilings.matmul
+        # The lower roof is the one that a kernel comes nearer to.
+        roof = max(of_copy, of_matmul)
+        found |= {"of_copy": of_copy, "of_matmul": of_matmul, "of_roof": roof}
+    return found

@@ -11,7 +11,9 @@ from benchmarks.gpu.problems import Problem
 from benchmarks.gpu.right import rows_of
 from benchmarks.gpu.shapes import Comparison
 
-Peer = Callable[[Comparison, Problem, bool], tuple[Callable[[], Any], Callable[[Any], torch.Tensor]]]
+Peer = Callable[
+    [Comparison, Problem, bool], tuple[Callable[[], Any], Callable[[Any], torch.Tensor]]
+]
 """Makes a call, and what brings its result into the form of ours."""
 
 FLEX_PAGE = 128
@@ -26,11 +28,12 @@ def sdpa(backend: str | None) -> Peer:
 
     def make(comparison: Comparison, problem: Problem, dry: bool):
         spec = problem.spec
-        dense = [rows_of(problem, seq) for seq in range(comparison.seqs)]
-        dtype = problem.query.dtype
         # [sequence, head, token, dim], contiguous: the friendliest form.
-        key = torch.stack([k for k, _ in dense]).to(dtype).transpose(1, 2).contiguous()
-        value = torch.stack([v for _, v in dense]).to(dtype).transpose(1, 2).contiguous()
+        shape = (comparison.seqs, spec.num_kv_heads, comparison.length, spec.head_dim)
+        key, value = problem.query.new_empty((2, *shape))
+        for seq in range(comparison.seqs):
+            for dense, rows in zip((key, value), rows_of(problem, seq), strict=True):
+                dense[seq] = rows.transpose(0, 1)
         is_prefill = comparison.kind == "prefill"
         if is_prefill:
             query = problem.query.unflatten(0, (comparison.seqs, -1)).transpose(1, 2)
@@ -70,11 +73,12 @@ def flex(comparison: Comparison, problem: Problem, dry: bool):
     for seq in range(seqs):
         pages.reserve(torch.tensor(seq, device=device), torch.tensor(length, device=device))
     shape = (1, spec.num_kv_heads, seqs * each * FLEX_PAGE, spec.head_dim)
-    key, value = torch.empty(2, *shape, dtype=problem.query.dtype, device=device)
+    # A page that is not full is multiplied with weights of 0, which NaN would survive.
+    key, value = problem.query.new_zeros((2, *shape))
     at = torch.arange(length, device=device)[None]
     for seq in range(seqs):
-        rows = [row.to(key.dtype).transpose(0, 1)[None] for row in rows_of(problem, seq)]
-        pages.assign(torch.tensor([seq], device=device), at, *rows, key, value)
+        k_rows, v_rows = (row.to(key.dtype).transpose(0, 1)[None] for row in rows_of(problem, seq))
+        pages.assign(torch.tensor([seq], device=device), at, k_rows, v_rows, key, value)
     lengths = torch.full((seqs,), length, device=device)
     logical = create_block_mask(noop_mask, seqs, None, 1, length, device, BLOCK_SIZE=FLEX_PAGE)
     mask = pages.convert_logical_block_mask(logical, kv_len=lengths)

@@ -4,6 +4,7 @@ A kernel may hang, or take its process with it: every item runs in a process tha
 replaced, and what it was at is reported. Nothing is dropped: what was not run is given back.
 """
 
+import contextlib
 import multiprocessing
 import time
 from collections import deque
@@ -56,11 +57,9 @@ class _Worker:
         assert self.task is not None
         self.item = self.task.items.popleft()
         self.since = time.monotonic()
-        try:
+        # Where it ended between two items, its connection's end is read as its answer.
+        with contextlib.suppress(OSError):
             self.connection.send((self.task.function, self.item))
-        except (BrokenPipeError, OSError):
-            # It ended between two items; its connection's end is read as its answer.
-            pass
 
     def end(self) -> None:
         self.connection.close()

@@ -1,7 +1,6 @@
 """Tensors of a comparison."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch

@@ -49,7 +49,9 @@ def rows_of(problem: Problem, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
     length = int(metadata.seq_lens[seq])
     blocks = metadata.block_table[seq].long()
     rows = []
-    for view, scale in zip(views, (cache.k_scale, cache.v_scale or cache.k_scale), strict=True):
+    # Values that are part of their keys have their scale.
+    v_scale = cache.k_scale if problem.spec.is_latent else cache.v_scale
+    for view, scale in zip(views, (cache.k_scale, v_scale), strict=True):
         taken = view[blocks].flatten(0, 1)[:length].contiguous()
         taken = taken.view(cache.data.dtype) if is_float8 else taken
         rows.append(taken.float() if scale is None else taken.float() * scale)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,12 @@ class Check:
                 command, stdout=log, stderr=subprocess.STDOUT, env=environment
             )
 
-    def result(self, seconds: float) -> dict[str, Any]:
-        """What came of it, after so many seconds at most."""
+    def step(self, _: Any, deadline: float) -> dict[str, Any]:
+        """What came of it, by a moment of `time.monotonic`."""
         if self._process is None:
             return {"status": "not_run", "reason": f"{_NAME} is not found"}
         try:
-            code = self._process.wait(max(0.0, seconds))
+            code = self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.close()
             return {"status": "not_run", "reason": "cut off by the budget"} | self._tail()

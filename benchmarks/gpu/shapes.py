@@ -85,7 +85,7 @@ class Comparison:
             heads = replace(heads, dim=48, rank=32)
         # Two of each, so that the layouts are compared and both block sizes are met.
         ours = self.ours if len(self.ours) < 4 else (self.ours[0], self.ours[-1])
-        return replace(self, seqs=min(self.seqs, 2), length=40, heads=heads, ours=ours)
+        return replace(self, seqs=min(self.seqs, 2), length=24, heads=heads, ours=ours)
 
 
 _SHORT = {"bfloat16": "bf16", "float8_e4m3fn": "fp8"}
@@ -96,25 +96,28 @@ _DECODES = ((64, 8192), (8, 32768), (1, 131072), (256, 1024))
 
 def _comparisons() -> tuple[Comparison, ...]:
     every_layout = Comparison("decode", 64, 8192, LLAMA_8B, ours=_EVERY_LAYOUT, peers=_DENSE)
-    latent = Ours("mla", 64)
-    first = [
+    latents = (Ours("mla", 64), Ours("mla", 16))
+    first = (
         every_layout,
         Comparison("decode", 1, 131072, LLAMA_8B, peers=_DENSE),
-        Comparison("decode", 64, 4096, DEEPSEEK, ours=(latent, Ours("mla", 16))),
+        Comparison("decode", 64, 4096, DEEPSEEK, ours=latents),
         Comparison("prefill", 1, 8192, LLAMA_8B, peers=_DENSE),
         Comparison("write", 1, 8192, LLAMA_8B, ours=tuple(Ours(layout) for layout in LAYOUTS)),
         replace(every_layout, dtype="float8_e4m3fn", peers=()),
-    ]
-    rest = [
-        Comparison("decode", seqs, length, heads, dtype, peers=_DENSE if dtype == "bfloat16" else ())
-        for dtype in ("bfloat16", "float8_e4m3fn")
+    )
+    decodes = [
+        Comparison("decode", seqs, length, heads, peers=_DENSE)
         for heads in (LLAMA_8B, LLAMA_70B_TP8)
         for seqs, length in _DECODES
     ]
-    # Last: its compilation may take a minute.
-    flex = Comparison("flex", 64, 8192, LLAMA_8B, ours=(Ours(), Ours(block_size=128)), peers=("flex",))
-    known = {comparison.name for comparison in first}
-    return (*first, *(other for other in rest if other.name not in known), flex)
+    pages = (Ours(), Ours(block_size=128))
+    flex = Comparison("flex", 64, 8192, LLAMA_8B, ours=pages, peers=("flex",))
+    in_fp8 = [replace(decode, dtype="float8_e4m3fn", peers=()) for decode in decodes]
+    # A name stands for its first comparison.
+    named: dict[str, Comparison] = {}
+    for comparison in (*first, *decodes, flex, *in_fp8):
+        named.setdefault(comparison.name, comparison)
+    return tuple(named.values())
 
 
 def _tokens(count: int) -> str:

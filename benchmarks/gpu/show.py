@@ -8,9 +8,11 @@ _FEW = 12
 
 
 def lines(report: dict[str, Any]) -> Iterator[str]:
-    """Line by line; what matters most stands last, where a short view of the output ends."""
-    yield _facts(report["facts"])
-    yield from _rows(report)
+    """The end of the output. The rows were printed as they came; what matters most stands last."""
+    yield ", ".join(f"{name} {value}" for name, value in report["facts"].items())
+    if ceilings := report["ceilings"]:
+        copy, matmul = ceilings["copy"] / 1e9, ceilings["matmul"] / 1e12
+        yield f"copy {copy:.0f} GB/s, bf16 matmul {matmul:.0f} TFLOP/s"
     yield from _steps(report["steps"])
     for line in report["targets"]:
         reached = {True: "reached", False: "NOT reached", None: "no figure"}[line["reached"]]
@@ -18,36 +20,24 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"{reached:<12} {line['target']}{found}"
     if report["dry"]:
         yield "dry: no figures mean anything"
-    yield f"{'correct' if report['ok'] else 'WRONG':<12} in {report['seconds']:.0f} s"
+    yield f"{'correct' if report['ok'] else 'WRONG'}, {report['seconds']:.0f} s"
 
 
 def row_line(row: dict[str, Any]) -> str:
     """One timed variant."""
-    head = f"{row['comparison']:<36} {row['variant']:<18}"
-    wrong = "" if row.get("is_right", True) else f"  WRONG: {row['error_of_result']:.1e}"
+    head = f"{row['comparison']:<33} {row['variant']:<17}"
+    found = row.get("error_of_result")
+    wrong = "" if row.get("is_right", True) else f" WRONG: error {found or float('inf'):.1e}"
     if row.get("ms") is None:
-        return f"{head} {row.get('reason', 'no time')}{wrong}"
-    line = f"{head} {row['ms']:>8.3f} ms  eager {row['eager_ms']:>8.3f}  "
-    for name, figure in (("GB/s", "gb_s"), ("TFLOP/s", "tflop_s")):
-        line += f"{row[figure]:>7.0f} {name} "
-    shares = (("copy", "of_copy"), ("matmul", "of_matmul"))
-    line += " ".join(f"{_percent(row[figure])} {name}" for name, figure in shares)
-    how = "" if row["how"] == "graph" else f"  {row['how']}"
-    return line + how + wrong
-
-
-def _facts(facts: dict[str, Any]) -> str:
-    known = (f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict))
-    return ", ".join(known)
-
-
-def _rows(report: dict[str, Any]) -> Iterator[str]:
-    ceilings = report["ceilings"]
-    if ceilings:
-        copy, matmul = ceilings["copy"], ceilings["matmul"]
-        yield f"copy {copy / 1e9:.0f} GB/s, bf16 matmul {matmul / 1e12:.0f} TFLOP/s"
-    for row in report["rows"]:
-        yield row_line(row)
+        return f"{head} {row.get('reason', 'no time')[:90]}{wrong}"
+    line = f"{head}{row['ms']:>9.3f} ms, eager {row['eager_ms']:.3f}"
+    for figure, unit in (("gb_s", "GB/s"), ("tflop_s", "TFLOP/s")):
+        if row[figure]:
+            line += f", {row[figure]:.0f} {unit}"
+    for figure, roof in (("of_copy", "copy"), ("of_matmul", "matmul")):
+        if row[figure]:
+            line += f", {row[figure]:.0%} of {roof}"
+    return line + ("" if row["how"] in ("graph", "eager") else f", {row['how'][:60]}") + wrong
 
 
 def _steps(steps: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -58,7 +48,7 @@ def _steps(steps: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"  {front_end}: {counts or 'nothing ran'}{_because(part['reason'])}"
         failures = step.get("failures", [])
         for failure in failures[:_FEW]:
-            yield f"  FAILED {failure}"
+            yield f"  FAILED {failure[:300]}"
         if len(failures) > _FEW:
             yield f"  and {len(failures) - _FEW} more"
         if cut := step.get("not_run", []):
@@ -67,7 +57,3 @@ def _steps(steps: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def _because(reason: str | None) -> str:
     return f" ({reason})" if reason else ""
-
-
-def _percent(share: float | None) -> str:
-    return "   -" if share is None else f"{share:>4.0%}"

@@ -1,6 +1,6 @@
 """A split decode, a prefill and a write on three layouts: what the memory checker watches.
 
-    python -m benchmarks.gpu.small [--dry]
+python -m benchmarks.gpu.small [--dry]
 """
 
 import sys

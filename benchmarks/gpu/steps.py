@@ -82,11 +82,8 @@ def conformance(run: Run, deadline: float) -> dict[str, Any]:
 
     ordered = suite.by_group(tasks)
     cut = run.pool.run(ordered, workers=run.workers, deadline=deadline, on_row=keep)
-    status = "failed" if failures else "passed" if results else "not_run"
-    if cut and status == "passed":
-        status = "passed in part"
     return {
-        "status": status,
+        "status": _status(bool(failures), bool(results), bool(cut)),
         "reason": "" if results else "no front end can run here",
         "front_ends": front_ends,
         "failures": failures,
@@ -96,52 +93,39 @@ def conformance(run: Run, deadline: float) -> dict[str, Any]:
 
 
 def timings(run: Run, deadline: float) -> dict[str, Any]:
-    """Every comparison, in one process of its own."""
-    items = {"ceilings": ("benchmarks.gpu.timings:run_ceilings", (run.dry,))}
-    for comparison in COMPARISONS:
-        function = "benchmarks.gpu.timings:run_comparison"
-        items[comparison.name] = (function, (comparison.name, run.dry))
-    environment = suite.environment_of("torch", dry=run.dry)
+    """Every comparison, one after another, with the device to itself."""
+    report, environment = run.report, suite.environment_of("torch", dry=run.dry)
+    calls = {"ceilings": ("run_ceilings", (run.dry,))}
+    calls |= {one.name: ("run_comparison", (one.name, run.dry)) for one in COMPARISONS}
     tasks = [
-        Task(name, function, deque([item]), environment, _PATIENCE)
-        for name, (function, item) in items.items()
+        Task(name, f"benchmarks.gpu.timings:{function}", deque([item]), environment, _PATIENCE)
+        for name, (function, item) in calls.items()
     ]
     failures: list[str] = []
-    missing: list[str] = []
+    seconds: dict[str, float] = {}
 
     def keep(task: Task, item: tuple[Any, ...], row: dict[str, Any]) -> None:
-        if task.name == "ceilings" and "error" not in row:
-            run.report["ceilings"] = row
-            return
         if "error" in row:
             # It may be a kernel of ours that hung, or took its process with it.
-            failures.append(f"{task.name}: {row['error']}")
-            print(f"FAILED {failures[-1]}", flush=True)
-        ceilings = run.report["ceilings"]
-        for timed in row.get("rows", []):
-            timed |= shares(timed, Ceilings(**ceilings) if ceilings else None)
-            run.report["rows"].append(timed)
+            row["rows"] = [{"comparison": task.name, "variant": "all", "reason": row["error"]}]
+            row["failures"] = [f"{task.name}: {row['error']}"]
+        elif task.name == "ceilings":
+            report["ceilings"] = row
+            return
+        ceilings = Ceilings(**report["ceilings"]) if report["ceilings"] else None
+        for timed in row["rows"]:
+            timed |= shares(timed, ceilings, dry=run.dry)
+            report["rows"].append(timed)
             print(row_line(timed), flush=True)
-            if not timed["is_ours"]:
-                continue
-            name = f"{timed['comparison']} {timed['variant']}"
-            if not timed.get("is_right", True):
-                failures.append(f"{name}: error {timed['error_of_result']:.1e}")
-            elif "reason" in timed:
-                failures.append(f"{name}: {timed['reason']}")
-        if "ailment" in row:
-            missing.append(f"{task.name}: {row['ailment']}")
+        failures.extend(row["failures"])
+        seconds[task.name] = row.get("seconds", 0.0)
 
-    # Alone on the device: other processes are ended first.
+    # One process: those of other steps are ended first.
     cut = run.pool.run(tasks, workers=1, deadline=deadline, on_row=keep)
-    status = "failed" if failures else "passed" if run.report["rows"] else "not_run"
-    if cut and status == "passed":
-        status = "passed in part"
     return {
-        "status": status,
-        "reason": "",
+        "status": _status(bool(failures), bool(report["rows"]), bool(cut)),
         "failures": failures,
-        "ailments": missing,
+        "seconds_of": seconds,
         "not_run": [task.name for task, _ in cut],
     }
 
@@ -154,6 +138,14 @@ def timed(step: Any, run: Run, deadline: float) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - the other steps go on
         outcome = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     return outcome | {"seconds": time.monotonic() - start}
+
+
+def _status(is_wrong: bool, has_run: bool, is_cut: bool) -> str:
+    if is_wrong:
+        return "failed"
+    if not has_run:
+        return "not_run"
+    return "passed in part" if is_cut else "passed"
 
 
 def _place(item: tuple[Any, ...]) -> str:

@@ -32,7 +32,7 @@ class Stopwatch(ABC):
         """Seconds of each call, by name; each round begins with another."""
         names = list(calls)
         seconds: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(runs):
+        for turn in range(runs if names else 0):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 seconds[name].append(self.once(calls[name]))

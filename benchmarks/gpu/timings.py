@@ -1,6 +1,8 @@
 """Times comparisons, in a process of the pool."""
 
 import functools
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,10 +10,10 @@ import torch
 
 from benchmarks.gpu.figures import moved_bytes, operations, quartiles
 from benchmarks.gpu.peers import PEERS
-from benchmarks.gpu.problems import Problem, pool_of, problem_of
+from benchmarks.gpu.problems import pool_of, problem_of
 from benchmarks.gpu.right import LIMIT, attend_error, write_error
 from benchmarks.gpu.shapes import COMPARISONS, Comparison, Ours
-from benchmarks.gpu.stopwatch import DeviceWatch, HostWatch, Stopwatch
+from benchmarks.gpu.stopwatch import Call, DeviceWatch, HostWatch, Stopwatch
 from paged.backends.triton.on_torch import TritonBackend
 
 RUNS, DRY_RUNS = 25, 1
@@ -36,44 +38,68 @@ def run_ceilings(dry: bool) -> dict[str, Any]:
 
 def run_comparison(name: str, dry: bool) -> dict[str, Any]:
     """Rows of a comparison, one for each variant; a variant that fails has its reason."""
+    start = time.perf_counter()
     (comparison,) = (known for known in COMPARISONS if known.name == name)
     if dry:
         comparison = comparison.shrunk()
     watch, pool = _watch(dry), pool_of(comparison, _device(dry))
     rows: dict[str, dict[str, Any]] = {}
-    ready: dict[str, Callable[[], Any]] = {}
+    ready: dict[str, Call] = {}
     for variant, make in _variants(comparison, pool, dry).items():
         row = rows[variant] = {"comparison": name, "variant": variant}
+        row["is_ours"] = variant not in PEERS
         try:
-            call, error = make()
-            row["error_of_result"] = error(call())
-            eager = [watch.eager(call) for _ in range(1 if dry else _EAGER_RUNS)]
-            row["eager_ms"] = quartiles(eager)[1] * 1e3
+            call, error_of = make()
+            error = error_of(call())
+            row["error_of_result"] = error if math.isfinite(error) else None
+            row["is_right"] = error <= LIMIT
+            row["eager_ms"] = 1e3 * quartiles(_eager(watch, call, dry))[1]
             ready[variant], row["how"] = watch.ready(call)
         except Exception as failure:  # noqa: BLE001 - it is a row, and the others are timed
-            row["reason"] = f"{type(failure).__name__}: {failure}".splitlines()[0][:300]
-    for variant, seconds in watch.compare(ready, DRY_RUNS if dry else RUNS).items() if ready else ():
-        low, middle, high = quartiles(seconds)
+            row["reason"] = f"{type(failure).__name__}: {failure}".splitlines()[0]
+    seconds = watch.compare(ready, DRY_RUNS if dry else RUNS)
+    for variant, own in seconds.items():
+        low, middle, high = (1e3 * value for value in quartiles(own))
         rows[variant] |= {
-            "ms": middle * 1e3,
-            "ms_quartiles": [low * 1e3, high * 1e3],
-            "runs": len(seconds),
+            "ms": middle,
+            "ms_quartiles": [low, high],
+            "runs": len(own),
             "bytes": moved_bytes(comparison),
             "operations": operations(comparison),
         }
-    for variant, row in rows.items():
-        row["is_ours"] = variant not in PEERS
-        if (found := row.get("error_of_result")) is not None:
-            row["is_right"] = found <= LIMIT
-    bad = [row for row in rows.values() if "reason" in row or not row.get("is_right", True)]
-    return {"rows": list(rows.values()), "suspect": bool(bad)}
+    return {
+        "rows": list(rows.values()),
+        "failures": [what for row in rows.values() if (what := _failure(row))],
+        # After any error the device may be lost to this process: the pool looks.
+        "suspect": any("reason" in row for row in rows.values()),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _failure(row: dict[str, Any]) -> str:
+    """What is wrong with ours; a device that is too small is no fault of a kernel."""
+    if not row["is_ours"]:
+        return ""
+    if not row.get("is_right", True):
+        return f"{row['comparison']} {row['variant']}: wrong by {row['error_of_result']}"
+    reason = row.get("reason", "")
+    is_fault = reason and not reason.startswith("OutOfMemoryError")
+    return f"{row['comparison']} {row['variant']}: {reason}" if is_fault else ""
+
+
+def _eager(watch: Stopwatch, call: Call, dry: bool) -> list[float]:
+    return [watch.eager(call) for _ in range(1 if dry else _EAGER_RUNS)]
+
+
+Made = tuple[Call, Callable[[Any], float]]
+"""A call, and what tells the error of its result."""
 
 
 def _variants(
     comparison: Comparison, pool: torch.Tensor, dry: bool
-) -> dict[str, Callable[[], tuple[Callable[[], Any], Callable[[Any], float]]]]:
-    """By name, what makes a variant's call and tells the error of its result."""
-    made: dict[str, Any] = {
+) -> dict[str, Callable[[], Made]]:
+    """By name, what makes a variant."""
+    made: dict[str, Callable[[], Made]] = {
         ours.name: functools.partial(_ours, comparison, ours, pool, dry) for ours in comparison.ours
     }
     for peer in comparison.peers:
@@ -81,9 +107,7 @@ def _variants(
     return made
 
 
-def _ours(
-    comparison: Comparison, ours: Ours, pool: torch.Tensor, dry: bool
-) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+def _ours(comparison: Comparison, ours: Ours, pool: torch.Tensor, dry: bool) -> Made:
     problem, backend = problem_of(comparison, ours, pool), _backend(dry)
     if comparison.kind == "write":
         new = (problem.key, problem.value, problem.metadata.slot_mapping)
@@ -95,10 +119,8 @@ def _ours(
     )
 
 
-def _peer(
-    comparison: Comparison, peer: str, pool: torch.Tensor, dry: bool
-) -> tuple[Callable[[], Any], Callable[[Any], float]]:
-    problem: Problem = problem_of(comparison, comparison.ours[0], pool)
+def _peer(comparison: Comparison, peer: str, pool: torch.Tensor, dry: bool) -> Made:
+    problem = problem_of(comparison, comparison.ours[0], pool)
     call, as_ours = PEERS[peer](comparison, problem, dry)
     return call, lambda found: attend_error(problem, as_ours(found))
 
