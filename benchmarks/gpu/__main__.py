@@ -20,6 +20,10 @@ _LAST_SECONDS = 8.0
 """Kept for the end: what is under way is waited for, and the report written."""
 
 
+class NoDevice(Exception):
+    """There is nothing to check on."""
+
+
 def main() -> int:
     """Runs what is asked for and says what came of it."""
     arguments = _arguments()
@@ -30,7 +34,11 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="paged-gpu-", ignore_cleanup_errors=True) as name:
         _set_environment(Path(name))
-        report = _checked(arguments, Path(name))
+        try:
+            report = _checked(arguments, Path(name))
+        except NoDevice as error:
+            print(error, file=sys.stderr)
+            return 2
     print()
     for line in show.lines(report):
         print(line)
@@ -73,6 +81,9 @@ def _checked(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     check = None
     try:
         do("facts", steps.facts, 1)
+        if not dry and not report["facts"].get("device"):
+            why = report["facts"].get("torch_facts_error", "torch sees none")
+            raise NoDevice(f"no GPU: {why}; --dry goes the same way without one")
         # It runs beside the suite, but not beside the timings.
         check = Check(folder, dry=dry) if "sanitizer" in only else None
         if "suite" in only:

@@ -62,7 +62,7 @@ def sdpa(backend: str | None) -> Peer:
 def flex(comparison: Comparison, problem: Problem, dry: bool):
     """FlexAttention over torch's own paged cache, compiled, with pages in random order."""
     from torch.nn.attention.experimental._paged_attention import PagedAttention
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
+    from torch.nn.attention.flex_attention import flex_attention
 
     spec, device = problem.spec, str(problem.query.device)
     seqs, length = comparison.seqs, comparison.length
@@ -80,8 +80,7 @@ def flex(comparison: Comparison, problem: Problem, dry: bool):
         k_rows, v_rows = (row.to(key.dtype).transpose(0, 1)[None] for row in rows_of(problem, seq))
         pages.assign(torch.tensor([seq], device=device), at, k_rows, v_rows, key, value)
     lengths = torch.full((seqs,), length, device=device)
-    logical = create_block_mask(noop_mask, seqs, None, 1, length, device, BLOCK_SIZE=FLEX_PAGE)
-    mask = pages.convert_logical_block_mask(logical, kv_len=lengths)
+    mask = pages.convert_logical_block_mask(_all_blocks(seqs, length, device), kv_len=lengths)
     query = problem.query[:, :, None]
     function = flex_attention if dry else torch.compile(flex_attention, fullgraph=True)
 
@@ -91,6 +90,28 @@ def flex(comparison: Comparison, problem: Problem, dry: bool):
         )
 
     return call, lambda found: found[:, :, 0]
+
+
+def _all_blocks(seqs: int, length: int, device: str) -> Any:
+    """Every query sees every key: full blocks need no mask but the last, if it is not full.
+
+    `create_block_mask` takes a block of one query for one that is not full, and masks each key.
+    """
+    from torch.nn.attention.flex_attention import BlockMask, noop_mask
+
+    each, full = -(-length // FLEX_PAGE), length // FLEX_PAGE
+    counts = torch.ones(seqs, 1, 1, dtype=torch.int32, device=device)
+    blocks = torch.arange(each, dtype=torch.int32, device=device).expand(seqs, 1, 1, each)
+    rest = blocks.roll(-full, -1) if full < each else blocks
+    return BlockMask.from_kv_blocks(
+        counts * (each - full),
+        rest.contiguous(),
+        counts * full,
+        blocks.contiguous(),
+        BLOCK_SIZE=FLEX_PAGE,
+        mask_mod=noop_mask,
+        seq_lengths=(1, length),
+    )
 
 
 PEERS: dict[str, Peer] = {

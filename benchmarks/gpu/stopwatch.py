@@ -56,12 +56,13 @@ class HostWatch(Stopwatch):
 class DeviceWatch(Stopwatch):
     """CUDA events around the replay of a graph.
 
-    The buffer that empties the cache is written right before: while the device is at it, the host
-    has time to enqueue the rest, and what is measured has no gap of the host's.
+    A buffer empties the cache right before. While the device is at it, the host has time to enqueue
+    the rest, and what is measured has no gap of the host's. It is written, then read: lines that
+    are only written would go to memory during the call, up to 2% of a call of half a millisecond.
     """
 
     def __init__(self) -> None:
-        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self._flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
     def ready(self, call: Call) -> tuple[Call, str]:
         side = torch.cuda.Stream()
@@ -85,6 +86,7 @@ class DeviceWatch(Stopwatch):
     def once(self, call: Call) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
+        self._flush.max()
         start.record()
         call()
         end.record()

@@ -42,9 +42,7 @@ def planned_items(front_end: str, dry: bool) -> dict[str, Any]:
     cases, layouts = (_DRY_CASES, _DRY_LAYOUTS) if dry else (cases, subject.backend.layouts)
     items = [
         (layout.name, case.name, dtype)
-        for case, layout, dtype in _by_case(
-            planned(subject, select(cases), map(get_layout, layouts))
-        )
+        for case, layout, dtype in planned(subject, select(cases), map(get_layout, layouts))
         if not dry or dtype == "float32"
     ]
     return {"reason": "", "items": items}
@@ -58,7 +56,9 @@ def run_item(front_end: str, dry: bool, layout: str, case: str, dtype: str) -> d
 
     (chosen,) = select(case)
     result = run_case(_subject(front_end, dry), chosen, get_layout(layout), dtype, full=False)
-    release_programs()
+    if dry:
+        # On a device the process is large from the start, and would forget programs at every case.
+        release_programs()
     return result.as_json() | {"seconds": result.seconds, "rule": result.rule}
 
 
@@ -87,10 +87,6 @@ def by_group(tasks: list[Task]) -> list[Task]:
         return GROUPS.index(group) if group in GROUPS else len(GROUPS)
 
     return sorted(tasks, key=place)
-
-
-def _by_case(plan: Any) -> list[Any]:
-    return sorted(plan, key=lambda entry: entry[1].name)
 
 
 @functools.cache
