@@ -82,7 +82,7 @@ def _checked(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     try:
         do("facts", steps.facts, 1)
         if not dry and not report["facts"].get("device"):
-            why = report["facts"].get("torch_facts_error", "torch sees none")
+            why = report["facts"].get("torch_error", "torch sees none")
             raise NoDevice(f"no GPU: {why}; --dry goes the same way without one")
         # It runs beside the suite, but not beside the timings.
         check = Check(folder, dry=dry) if "sanitizer" in only else None
@@ -104,12 +104,19 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks.gpu", description="Checks and times the Triton kernels on a GPU."
     )
     parser.add_argument("--dry", action="store_true", help="without a GPU, interpreted and tiny")
-    parser.add_argument("--minutes", type=float, default=6.0, help="what all of it may take")
+    parser.add_argument("--minutes", type=_minutes, default=6.0, help="what all of it may take")
     parser.add_argument("--out", type=Path, help="write a JSON report here")
     parser.add_argument(
         "--only", type=_steps, default=STEPS, help="steps with commas between: suite,timings"
     )
     return parser.parse_args()
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not minutes >= 1:
+        raise argparse.ArgumentTypeError(f"got {text}, expected at least 1")
+    return minutes
 
 
 def _steps(text: str) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ _NAME = "compute-sanitizer"
 
 def find_tool() -> str | None:
     """The tool's path: of PATH, of CUDA's folders, or beside torch's own libraries."""
-    folders = [os.path.join(os.environ.get(name, ""), "bin") for name in ("CUDA_HOME", "CUDA_PATH")]
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    folders = [os.path.join(home, "bin") for home in homes if home]
     folders += sorted(glob("/usr/local/cuda*/bin"), reverse=True)
     folders += glob(os.path.join(sysconfig.get_path("purelib"), "nvidia", "*", "bin"))
     return shutil.which(_NAME) or shutil.which(_NAME, path=os.pathsep.join(folders))

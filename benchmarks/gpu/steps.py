@@ -14,6 +14,12 @@ from benchmarks.gpu.show import row_line
 _PATIENCE = 240.0
 """Seconds that one comparison may take; a peer's compilation may be a minute of them."""
 
+_FEW = 20
+"""Failures of the suite that are printed as they come."""
+
+Ask = tuple[str, tuple[Any, ...], str]
+"""A function of `benchmarks.gpu`, its arguments, and the front end in whose environment it runs."""
+
 
 @dataclass(slots=True)
 class Run:
@@ -31,15 +37,13 @@ class Run:
     workers: int
     report: dict[str, Any] = field(default_factory=dict)
 
-    def asked(
-        self, function: str, items: list[tuple[Any, ...]], front_ends: list[str], deadline: float
-    ) -> list[dict[str, Any]]:
-        """Rows of a function that each front end's environment is asked."""
-        rows: list[dict[str, Any]] = [{"error": "cut off by the budget"} for _ in items]
-        tasks = [
-            Task(str(at), function, deque([item]), suite.environment_of(front, dry=self.dry))
-            for at, (item, front) in enumerate(zip(items, front_ends, strict=True))
-        ]
+    def asked(self, calls: list[Ask], deadline: float) -> list[dict[str, Any]]:
+        """The row that each call gives, in the environment of its front end."""
+        rows: list[dict[str, Any]] = [{"cut": True} for _ in calls]
+        tasks = []
+        for at, (function, item, front_end) in enumerate(calls):
+            environment = suite.environment_of(front_end, dry=self.dry)
+            tasks.append(Task(str(at), f"benchmarks.gpu.{function}", deque([item]), environment))
 
         def keep(task: Task, item: tuple[Any, ...], row: dict[str, Any]) -> None:
             rows[int(task.name)] = row
@@ -50,8 +54,9 @@ class Run:
 
 def facts(run: Run, deadline: float) -> dict[str, Any]:
     """Fills the report's facts."""
-    for name, front_end in (("torch_facts", "torch"), ("jax_facts", "jax")):
-        (row,) = run.asked(f"benchmarks.gpu.facts:{name}", [()], [front_end], deadline)
+    names = {"torch": "facts:torch_facts", "jax": "facts:jax_facts"}
+    rows = run.asked([(function, (), name) for name, function in names.items()], deadline)
+    for name, row in zip(names, rows, strict=True):
         run.report["facts"] |= {f"{name}_error": row["error"]} if "error" in row else row
     return {"status": "passed"}
 
@@ -59,16 +64,17 @@ def facts(run: Run, deadline: float) -> dict[str, Any]:
 def conformance(run: Run, deadline: float) -> dict[str, Any]:
     """The suite on all front ends that can run here. JAX may be without; torch may not."""
     names = suite.FRONT_ENDS[:2] if run.dry else suite.FRONT_ENDS
-    function = "benchmarks.gpu.suite:planned_items"
-    plans = run.asked(function, [(name, run.dry) for name in names], list(names), deadline)
+    asks: list[Ask] = [("suite:planned_items", (name, run.dry), name) for name in names]
+    plans = run.asked(asks, deadline)
     front_ends: dict[str, dict[str, Any]] = {}
     tasks: list[Task] = []
     failures: list[str] = []
     for name, plan in zip(names, plans, strict=True):
-        reason = plan.get("error") or plan["reason"]
+        is_cut = "cut" in plan
+        reason = "cut off by the budget" if is_cut else plan.get("error") or plan["reason"]
         front_ends[name] = {"reason": reason, "seconds": 0.0, "counts": Counter(), "groups": {}}
         tasks += suite.tasks_of(name, plan.get("items", []), dry=run.dry)
-        if reason and name != "jax":
+        if reason and name != "jax" and not is_cut:
             failures.append(f"{name}: {reason}")
 
     def keep(task: Task, item: tuple[Any, ...], row: dict[str, Any]) -> None:
@@ -80,7 +86,8 @@ def conformance(run: Run, deadline: float) -> dict[str, Any]:
         part["seconds"] += row.get("seconds", 0.0)
         if status == "failed":
             failures.append(f"{_place(item)}: {row.get('error') or row['reason']}")
-            print(f"FAILED {failures[-1][:300]}", flush=True)
+            if len(failures) <= _FEW:
+                print(f"FAILED {failures[-1][:300]}", flush=True)
 
     ordered = suite.by_group(tasks)
     cut = run.pool.run(ordered, workers=run.workers, deadline=deadline, on_row=keep)
@@ -108,7 +115,8 @@ def timings(run: Run, deadline: float) -> dict[str, Any]:
     def keep(task: Task, item: tuple[Any, ...], row: dict[str, Any]) -> None:
         if "error" in row:
             # It may be a kernel of ours that hung, or took its process with it.
-            row["rows"] = [{"comparison": task.name, "variant": "all", "reason": row["error"]}]
+            lost = {"comparison": task.name, "variant": "all", "is_ours": True}
+            row["rows"] = [lost | {"reason": row["error"]}]
             row["failures"] = [f"{task.name}: {row['error']}"]
         elif task.name == "ceilings":
             report["ceilings"] = row
