@@ -1,6 +1,7 @@
 """`python -m benchmarks.gpu`: on an NVIDIA GPU, are the Triton kernels right, and how fast.
 
 needs.py          which modules there must be
+steps.py          what is done, in its order
 pool.py           processes that work off tasks within a budget; worker.py is one of them
 facts.py          what the machine is
 suite.py          the conformance suite, case by case, in these processes

@@ -4,8 +4,9 @@ import torch
 
 from benchmarks.gpu.problems import Problem
 
-LIMIT = 2e-2
-"""Of |out - expected| / |expected|; bf16 operands give 2e-3 to 8e-3, a key missed much more."""
+LIMIT = 6e-3
+"""Of |out - expected| / |expected|. Rounding to bf16 gives 2e-3 to 3e-3. One key missed of 8k, or a
+block of 16 of 128k, gives some 2e-2: weights of normal numbers are as good as N / e equal ones."""
 
 _QUERIES = 16
 

@@ -25,7 +25,7 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
 
 def row_line(row: dict[str, Any]) -> str:
     """One timed variant."""
-    head = f"{row['comparison']:<33} {row['variant']:<17}"
+    head = f"{row['comparison']:<34} {row['variant']:<17}"
     found = row.get("error_of_result")
     wrong = "" if row.get("is_right", True) else f" WRONG: error {found or float('inf'):.1e}"
     if row.get("ms") is None:
