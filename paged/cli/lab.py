@@ -11,6 +11,7 @@ import typer
 from paged.cli.console import JsonOption, note, print_json
 from paged.cli.lab_grid import refuse_sizes, show_grid
 from paged.cli.lab_table import COLUMNS, by_cost, markdown_table, print_columns, text_table
+from paged.cli.lab_triton import triton
 
 if TYPE_CHECKING:
     from paged.lab.grid import Checked
@@ -361,6 +362,9 @@ def baseline(
     if lines:
         raise typer.Exit(1)
     typer.echo(f"{len(measured)} counted, none worse")
+
+
+app.command()(triton)
 
 
 def _show(measurements: Sequence["Measurement"], as_json: bool) -> None:

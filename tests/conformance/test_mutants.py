@@ -59,6 +59,7 @@ def test_there_are_enough_of_each_backend_and_names_are_unique():
     assert len(MUTANTS["xla"]) >= 60
     assert len(MUTANTS["reference"]) >= 25
     assert len(MUTANTS["pallas_tpu"]) >= 20
+    assert len(MUTANTS["triton"]) >= 20
     for mutants in MUTANTS.values():
         (_, count) = Counter(mutant.name for mutant in mutants).most_common(1)[0]
         assert count == 1
@@ -144,6 +145,29 @@ def test_some_mutants_of_the_tpu_kernels_are_caught():
 @pytest.mark.full
 def test_all_mutants_of_the_tpu_kernels_are_caught():
     report = run_mutants("pallas_tpu", stand_in=False)
+    assert report.ok, [result.name for result in report.survivors]
+
+
+def test_some_mutants_of_the_triton_kernels_are_caught():
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    names = [
+        "one future key seen",
+        "values of unseen tokens not zeroed",
+        "parts weigh the same",
+        "sink of the first head for all",
+        "float8 rounded up",
+        "slot -1 writes the last slot",
+        "rotary part left out",
+    ]
+    assert run_mutants("triton", mutants=names, stand_in=False).killed == len(names)
+
+
+@pytest.mark.full
+def test_all_mutants_of_the_triton_kernels_are_caught():
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    report = run_mutants("triton", stand_in=False)
     assert report.ok, [result.name for result in report.survivors]
 
 

@@ -90,6 +90,7 @@ class AttendForm:
         has_sinks: whether one logit per head joins the denominator.
         storage: "numbers" where the cache's type is one that kernels compute with, else its name.
         native_float8: whether the hardware converts float8; else it is done by bits.
+        move: the assembly in which a move is written, "ptx" or "gcn"; "" under the interpreter.
         in_float32: whether products are of float32 operands, whatever the query's type.
         k_scale: how the scale of keys is given: "none", "one", or "heads".
         v_scale: the same of values.
@@ -125,6 +126,7 @@ class AttendForm:
     has_sinks: bool
     storage: str
     native_float8: bool
+    move: str
     in_float32: bool
     k_scale: str
     v_scale: str

@@ -10,11 +10,15 @@ import numpy as np
 
 from paged.backends.triton.backend import TritonKernels
 from paged.backends.triton.catalog import kernel_of
+from paged.backends.triton.devices import cuda_device, rocm_device
 from paged.backends.triton.interpreting import prepare_interpreter, run_launch
 from paged.backends.triton.plan import Launch, Plan
 from paged.backends.triton.planning import INTERPRETED, Device
 from paged.layouts import KVCache, Layout
 from paged.spec import AttentionSpec, KVCacheSpec
+
+_USUAL_SMS = 128
+"""Multiprocessors where JAX does not say how many there are."""
 
 
 class TritonJaxBackend(TritonKernels):
@@ -135,7 +139,8 @@ def _interpreted(launch: Launch, inputs: list[Any], outputs: list[Any]) -> list[
 def _device_facts() -> Device:
     """Of JAX's first GPU."""
     device = jax.devices("gpu")[0]
-    is_cuda = "cuda" in device.client.platform_version.lower()
-    major, _, minor = str(getattr(device, "compute_capability", "0.0")).partition(".")
-    knows_float8 = is_cuda and (int(major), int(minor or 0)) >= (8, 9)
-    return Device(num_sms=int(getattr(device, "core_count", 0)) or 64, native_float8=knows_float8)
+    num_sms = int(getattr(device, "core_count", 0)) or _USUAL_SMS
+    if "cuda" not in device.client.platform_version.lower():
+        return rocm_device(num_sms)
+    major, _, minor = str(device.compute_capability).partition(".")
+    return cuda_device((int(major), int(minor or 0)), num_sms)

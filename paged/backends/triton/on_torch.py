@@ -6,6 +6,7 @@ import torch
 
 from paged.backends.triton.backend import TritonKernels
 from paged.backends.triton.catalog import kernel_of
+from paged.backends.triton.devices import cuda_device, rocm_device
 from paged.backends.triton.interpreting import (
     is_interpreting,
     prepare_interpreter,
@@ -104,8 +105,9 @@ class TritonBackend(TritonKernels):
             )
         device = arrays["cache"].device
         found = torch.cuda.get_device_properties(device)
-        knows_float8 = not torch.version.hip and (found.major, found.minor) >= (8, 9)
-        return Device(num_sms=found.multi_processor_count, native_float8=knows_float8)
+        if torch.version.hip:
+            return rocm_device(found.multi_processor_count)
+        return cuda_device((found.major, found.minor), found.multi_processor_count)
 
     def _strides(self, array: Any) -> tuple[Any, ...]:
         return tuple(array.stride())

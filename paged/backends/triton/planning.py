@@ -25,17 +25,23 @@ class Device:
     Attributes:
         num_sms: multiprocessors.
         native_float8: whether it converts float8_e4m3fn by itself.
+        shared_bytes: shared memory that a program may have.
+        is_rocm: whether it is AMD's.
         interpreted: whether triton's interpreter stands in for it.
         least_part: fewest tokens of a part of a split decode.
     """
 
     num_sms: int
     native_float8: bool
+    shared_bytes: int
+    is_rocm: bool = False
     interpreted: bool = False
     least_part: int = LEAST_PART
 
 
-INTERPRETED = Device(num_sms=32, native_float8=False, interpreted=True, least_part=16)
+INTERPRETED = Device(
+    num_sms=32, native_float8=False, shared_bytes=1 << 18, interpreted=True, least_part=16
+)
 """The interpreter: small enough that short sequences are split in some steps, in others not."""
 
 
@@ -105,6 +111,7 @@ def plan_attend(
         "width": common.dim_pad,
         "itemsize": itemsize,
         "is_latent": spec.is_latent,
+        "shared_bytes": device.shared_bytes,
     }
     rows = (step.num_tokens, spec.num_heads)
     buffers = [
@@ -204,6 +211,7 @@ def _common_form(spec: AttentionSpec, cache: CacheShape, step: Step, device: Dev
         has_sinks=spec.has_sinks,
         storage=cache.storage,
         native_float8=device.native_float8,
+        move="" if device.interpreted else "gcn" if device.is_rocm else "ptx",
         in_float32=is_mixed or storage_dtype(step.query_dtype).itemsize == 4,
         k_scale=cache.k_scale,
         # A value is part of its key, and has the scale of it.

@@ -7,6 +7,9 @@ _LEAST_ROWS = 16
 
 _MOST_TILE_HEADS = 64
 
+_LATENT_SHARED_BYTES = 144 << 10
+"""What 64 latents of 576 and 32 queries take, in 8 bits and converted to 16 beside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -27,7 +30,9 @@ class Tiles:
     stages: int
 
 
-def decode_tiles(*, group: int, width: int, itemsize: int, is_latent: bool) -> Tiles:
+def decode_tiles(
+    *, group: int, width: int, itemsize: int, is_latent: bool, shared_bytes: int
+) -> Tiles:
     """Tiles of a decode: the heads of a group are the rows, one query each.
 
     Args:
@@ -35,17 +40,20 @@ def decode_tiles(*, group: int, width: int, itemsize: int, is_latent: bool) -> T
         width: entries of a key, up to a power of two.
         itemsize: bytes of an operand of a product.
         is_latent: whether the cache has latents.
+        shared_bytes: shared memory that a program may have.
     """
     if is_latent:
-        return _latent_tiles(group, itemsize)
+        return _latent_tiles(group, itemsize, shared_bytes)
     heads = min(max(power_of_two(group), _LEAST_ROWS), _MOST_TILE_HEADS)
     return Tiles(1, heads, _step_tokens(width, itemsize), warps=4, stages=3)
 
 
-def prefill_tiles(*, group: int, width: int, itemsize: int, is_latent: bool) -> Tiles:
+def prefill_tiles(
+    *, group: int, width: int, itemsize: int, is_latent: bool, shared_bytes: int
+) -> Tiles:
     """Tiles of a prefill: as many queries as the rows of a large product have room for."""
     if is_latent:
-        tiles = _latent_tiles(group, itemsize)
+        tiles = _latent_tiles(group, itemsize, shared_bytes)
         heads = min(power_of_two(group), tiles.heads)
         return replace(tiles, heads=heads, queries=tiles.heads // heads)
     heads = min(power_of_two(group), _MOST_TILE_HEADS)
@@ -57,11 +65,13 @@ def prefill_tiles(*, group: int, width: int, itemsize: int, is_latent: bool) -> 
     return Tiles(rows // heads, heads, _step_tokens(width, itemsize), warps, stages=2)
 
 
-def _latent_tiles(group: int, itemsize: int) -> Tiles:
+def _latent_tiles(group: int, itemsize: int, shared_bytes: int) -> Tiles:
     # 32 rows of 512 values in float32 take 64 registers a thread of 8 warps. 64 rows would have
     # Hopper's larger matrix instructions, but 8 to 24 registers too many (triton 3.9.0, sm_90,
     # 2026-11-30: 96 bytes of spills for 32 keys a step, 256 for 64).
     heads = min(max(power_of_two(group), _LEAST_ROWS), 32)
+    if shared_bytes < _LATENT_SHARED_BYTES:
+        return Tiles(1, heads, 32 if itemsize == 2 else 16, warps=8, stages=2)
     if itemsize == 4:
         return Tiles(1, heads, 16, warps=8, stages=2)
     return Tiles(1, heads, 64, warps=8, stages=3)

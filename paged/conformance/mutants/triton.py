@@ -288,8 +288,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _write(
         "K scale used for V",
         "quantised",
-        before="at + FORM.to_value, v_scale_ptr, head",
-        after="at + FORM.to_value, k_scale_ptr, head",
+        before="            at + FORM.to_value,\n            v_scale_ptr,\n",
+        after="            at + FORM.to_value,\n            k_scale_ptr,\n",
     ),
     _write(
         "values of the neighbouring head",

@@ -9,13 +9,14 @@ pytest.importorskip("triton")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged.backends.triton.planning import CacheShape, Device, Step, plan_attend, plan_write
+from paged.backends.triton.devices import cuda_device
+from paged.backends.triton.planning import CacheShape, Step, plan_attend, plan_write
 from paged.backends.triton.splitting import FIXED_TOKENS, fixed_split, split_count
 from paged.backends.triton.tiles import decode_tiles, power_of_two, prefill_tiles
 from paged.layouts import FLASH_ATTN, MLA, kv_strides
 from paged.spec import AttentionSpec, KVCacheSpec
 
-H200 = Device(num_sms=132, native_float8=True)
+H200 = cuda_device((9, 0), num_sms=132)
 LLAMA = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=0.1)
 LATENT = AttentionSpec(128, 1, 576, 0.1, kv_lora_rank=512, qk_rope_head_dim=64)
 
@@ -158,6 +159,7 @@ def test_fixed_parts_hold_every_sequence_and_are_always_reduced(max_seq_len, ste
 )  # fmt: skip
 def test_tiles_fit_the_matrix_units(group, width, itemsize, is_latent):
     sizes = {"group": group, "width": width, "itemsize": itemsize, "is_latent": is_latent}
+    sizes["shared_bytes"] = 227 << 10
     for tiles in (decode_tiles(**sizes), prefill_tiles(**sizes)):
         assert tiles.queries * tiles.heads >= 16
         assert tiles.tokens >= 16

@@ -3,6 +3,8 @@
 # ruff: noqa: E402
 # Without triton there is nothing to import.
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -122,6 +124,32 @@ def test_how_wide_a_latent_may_be(value_dim):
     spec = AttentionSpec(4, 1, value_dim + 64, 0.1, kv_lora_rank=value_dim, qk_rope_head_dim=64)
     reasons = BACKEND.unsupported(spec, MLA, "cpu")
     assert reasons == ([] if value_dim == 512 else ["kv_lora_rank 520, accepted: up to 512"])
+
+
+@pytest.mark.parametrize("layout", ["flash_attn", "flashinfer_hnd", "mla"])
+def test_offsets_past_2_to_the_31(layout):
+    """The last block of a pool of more than 2^31 elements; pages that nobody touches are free."""
+    layout = LAYOUTS[layout]
+    spec = AttentionSpec(2, 2, 128, 0.1)
+    if layout.is_latent:
+        spec = AttentionSpec(2, 1, 576, 0.1, kv_lora_rank=512, qk_rope_head_dim=64)
+    cache_spec = KVCacheSpec.of(spec, block_size=128, dtype="int8")
+    few, many = 3, 2**31 // (cache_spec.values_per_token * 128) + 4
+    rng = np.random.default_rng(0)
+    rows = torch.tensor(rng.standard_normal((100, spec.num_kv_heads, spec.head_dim)) * 40)
+    query = torch.tensor(rng.standard_normal((1, 2, spec.head_dim)), dtype=torch.float32)
+    outputs = []
+    for num_blocks in (few, many):
+        hollow = torch.from_numpy(np.zeros(layout.shape(num_blocks, cache_spec), np.int8))
+        slots = torch.arange(100, dtype=torch.int32) + (num_blocks - 1) * 128
+        value = None if layout.is_latent else rows.float().flip(0)
+        cache = BACKEND.write(KVCache(hollow, layout), rows.float(), value, slots)
+        table = torch.tensor([[num_blocks - 1]], dtype=torch.int32)
+        metadata = replace(one_decode(100), block_table=table, max_seq_len=128)
+        outputs.append(BACKEND.attend(query, cache, metadata, spec).out)
+    assert hollow.numel() > 2**31
+    assert outputs[0].abs().sum() > 0
+    assert torch.equal(*outputs)
 
 
 # What each feature needs, on a layout each, so that all layouts are met.

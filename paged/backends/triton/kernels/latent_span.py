@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paged.backends.triton.kernels.numbers import decoded, rounded
+from paged.backends.triton.kernels.numbers import decoded, kept_in_place, rounded
 from paged.backends.triton.kernels.products import added_product, product
 from paged.backends.triton.kernels.rows import seen, slot_ptrs, whole_steps
 from paged.backends.triton.kernels.softmax import capped_logits, empty_state, weighed
@@ -64,6 +64,7 @@ def attend_latent_span(
             logits = tl.where(sees, logits, float("-inf"))
         weights, factor, peak, total = weighed(logits, peak, total)
         weights = rounded(weights, DTYPE, FORM.interpreted).to(query.dtype)
+        latents = kept_in_place(latents, FORM)
         weighted = added_product(weights, latents, weighted * factor[:, None])
     return weighted, peak, total
 

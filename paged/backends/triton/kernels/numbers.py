@@ -44,6 +44,26 @@ def decoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, NATIVE: tl.constexpr)
 
 
 @triton.jit
+def kept_in_place(x, FORM: tl.constexpr):
+    """x itself, converted where it was loaded and not where a product reads it.
+
+    Triton moves the layout of a product's operand in front of conversions, up to the load: 8-bit
+    values are then copied 8 bytes at a time and read from shared memory byte by byte (triton
+    3.9.0). An instruction that may have an effect is not moved across.
+    """
+    if FORM.storage == "numbers" or FORM.move == "" or x.dtype.primitive_bitwidth != 16:
+        return x
+    if FORM.move == "ptx":
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
+        )
+    tl.static_assert(FORM.move == "gcn")
+    return tl.inline_asm_elementwise(
+        "v_mov_b32 $0, $1", "=v,v", [x], dtype=x.dtype, is_pure=False, pack=2
+    )
+
+
+@triton.jit
 def encoded(x, DTYPE: tl.constexpr, STORAGE: tl.constexpr, INTERPRETED: tl.constexpr):
     """float32 as a cache stores it: rounded to nearest even, clipped where it is quantised.
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paged.backends.triton.kernels.numbers import decoded, rounded
+from paged.backends.triton.kernels.numbers import decoded, kept_in_place, rounded
 from paged.backends.triton.kernels.products import added_product, product
 from paged.backends.triton.kernels.rows import seen, slot_ptrs, whole_steps
 from paged.backends.triton.kernels.softmax import capped_logits, empty_state, weighed
@@ -71,6 +71,7 @@ def attend_span(
         weights, factor, peak, total = weighed(logits, peak, total)
         values = decoded(stored_values, query.dtype, FORM.storage, FORM.native_float8)
         weights = rounded(weights, DTYPE, FORM.interpreted).to(query.dtype)
+        values = kept_in_place(values, FORM)
         weighted = added_product(weights, values, weighted * factor[:, None])
     return weighted, peak, total
 

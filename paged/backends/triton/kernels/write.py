@@ -52,7 +52,7 @@ def write(
 def _store(source, target, scale_ptr, head, is_entry, SCALE: tl.constexpr, FORM: tl.constexpr):
     numbers = tl.load(source, mask=is_entry, other=0).to(tl.float32)
     if SCALE == "one":
-        numbers = tl.div_rn(numbers, tl.full(numbers.shape, 0.0, tl.float32) + tl.load(scale_ptr))
+        numbers = tl.div_rn(numbers, tl.load(scale_ptr) + tl.zeros_like(numbers))
     elif SCALE == "heads":
         scale = tl.load(scale_ptr + head, mask=head < FORM.num_heads, other=1.0)
         numbers = tl.div_rn(numbers, scale[:, None] + tl.zeros_like(numbers))
