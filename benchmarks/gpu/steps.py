@@ -114,8 +114,8 @@ def timings(run: Run, deadline: float) -> dict[str, Any]:
 
     def keep(task: Task, item: tuple[Any, ...], row: dict[str, Any]) -> None:
         if "error" in row:
-            # It may be a kernel of ours that hung, or took its process with it. Beside FlexAttention
-            # it is that: ours were timed before, at the same shape.
+            # It may be a kernel of ours that hung, or took its process with it. Where FlexAttention
+            # is there it is that one: ours were timed before, at the same shape.
             is_ours = not task.name.startswith("flex ")
             lost = {"comparison": task.name, "variant": "all", "is_ours": is_ours}
             row["rows"] = [lost | {"reason": row["error"]}]
