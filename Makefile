@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export JAX_PLATFORMS ?= cpu
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-full test-latest lint types format clean
+.PHONY: demo test test-full test-latest gpu-site gpu-check lint types format clean
 
 demo: $(VENV)/.run
 	$(BIN)/paged demo
@@ -30,6 +30,18 @@ else
 	.venv-latest/bin/python -c "import sys, jax; print('Python', sys.version.split()[0], 'jax', jax.__version__)"
 	.venv-latest/bin/python -m pytest -n 2 --dist worksteal -m "not full" $(PYTEST_ARGS)
 endif
+
+# For a machine with an NVIDIA GPU whose Python has torch, triton and jax, and no network: the small
+# pure-Python packages that it may lack, brought along in a folder.
+gpu-site:
+	$(PYTHON) -m pip install --quiet --upgrade --no-deps --target .gpu-site $(GPU_SITE)
+
+GPU_SITE := einops jaxtyping wadler-lindig jax-triton absl-py
+GPU_CHECK_ARGS ?= --out benchmarks/results/gpu.json
+
+# Without a GPU: GPU_CHECK_ARGS=--dry and PYTHON with torch and triton.
+gpu-check:
+	PYTHONPATH=.:.gpu-site $(PYTHON) -m benchmarks.gpu $(GPU_CHECK_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
