@@ -184,9 +184,7 @@ def _prefill_bytes(
     numbers = spec.num_kv_heads * columns
     state = numbers * (max(cells.lanes, _LANES) * (4 + 4 * query_bytes) + 2 * _SUBLANES * 4)
     logits = step * 4 * (8 * min(columns, 256) + columns)
-    # Words taken by value are spilled.
-    taken = 2 * step if cells.by_value else 0
-    return state + logits + (2 * chunk + taken) * cells.vmem_bytes_per_token
+    return state + logits + 2 * chunk * cells.vmem_bytes_per_token
 
 
 def _latent_tilings(
