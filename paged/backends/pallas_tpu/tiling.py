@@ -17,7 +17,8 @@ from paged.spec import AttentionSpec
 _PIECE = 256
 _INTERPRETED_PIECE = 64
 _INTERPRETED_LATENT_PIECE = 32
-# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
+# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once. A chunk is one straight
+# line of code, twice as long for heads of 256, and a compiler's time grows with it.
 _DECODE_CHUNK = 2048
 _PREFILL_CHUNK = 1024
 
@@ -130,7 +131,7 @@ def choose_tilings(
         return _latent_tilings(spec, cells, block_size, metadata, is_interpreted)
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
-    longest = 2 * piece if is_interpreted else _DECODE_CHUNK
+    longest = 2 * piece if is_interpreted else _DECODE_CHUNK // cells.parts
     room = _CHUNK_BYTES
     sizes = tuned.get("decode", {})
     # No sequence fills more than the power of two over its capacity. Another piece with the tuned

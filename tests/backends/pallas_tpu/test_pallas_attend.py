@@ -58,13 +58,17 @@ LARGE = Tilings(
 )
 
 
-@pytest.mark.parametrize("layout", [TPU_PACKED, PALLAS], ids=["tpu_packed", "pallas"])
-def test_many_pieces_groups_and_chunks(layout):
+@pytest.mark.parametrize(
+    ("layout", "head_dim"),
+    [(TPU_PACKED, 128), (PALLAS, 128), (TPU_PACKED, 256)],
+    ids=["tpu_packed", "pallas", "wide"],
+)
+def test_many_pieces_groups_and_chunks(layout, head_dim):
     """Lengths at every edge of block, piece and chunk; one sequence is alone in its chunks."""
     decodes = [(1, n) for n in (1, 63, 64, 65, 500, 512, 513, 1100, 3)]
     setup = Setup(
         sequences=(*decodes, (30, 30), (9, 700)),
-        head_dim=128,
+        head_dim=head_dim,
         num_blocks=260,
         num_seqs=12,
         num_tokens=64,
