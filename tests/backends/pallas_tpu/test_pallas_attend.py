@@ -173,6 +173,17 @@ def test_trips_by_hand():
     assert sum(rule.runs for rule in rules) == 4
 
 
+def test_trips_of_several_groups_by_hand():
+    """Five sequences of 32 tokens in groups of two: three groups of one chunk each."""
+    metadata = AttentionMetadata(
+        *(np.zeros(s, np.int32) for s in ((5, 2), 5, 5, 6, 3)), max_query_len=1, max_seq_len=32
+    )
+    tilings = Tilings(decode=Tiling(1, 128, 64, 64, 2), prefill=LARGE.prefill)
+    rules = loop_trips(metadata, SPEC, 16, tilings)
+    assert [rule.runs for rule in rules if rule.depth == 1] == [3]
+    assert [rule.runs for rule in rules if rule.holds == "matmul"] == [3]
+
+
 def test_trips_of_a_prefill_by_hand():
     """Tiles of 128, 128 and 64 queries see 2, 4 and 5 blocks: chunks of 2, 4, 4 and 1."""
     metadata = AttentionMetadata(
