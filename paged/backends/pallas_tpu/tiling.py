@@ -18,7 +18,8 @@ _PIECE = 256
 _INTERPRETED_PIECE = 64
 _INTERPRETED_LATENT_PIECE = 32
 # A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once. A chunk is one straight
-# line of code, twice as long for heads of 256, and a compiler's time grows with it.
+# line of code, which is twice as long for heads of 256: these get half of it, or a compiler takes
+# long.
 _DECODE_CHUNK = 2048
 _PREFILL_CHUNK = 1024
 
