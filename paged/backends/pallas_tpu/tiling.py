@@ -17,9 +17,8 @@ from paged.spec import AttentionSpec
 _PIECE = 256
 _INTERPRETED_PIECE = 64
 _INTERPRETED_LATENT_PIECE = 32
-# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once. A chunk is one straight
-# line of code, which is twice as long for heads of 256: these get half of it, or a compiler takes
-# long.
+# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once. A chunk is straight
+# code, and a token of heads of 256 twice as much of it: these get half as many tokens.
 _DECODE_CHUNK = 2048
 _PREFILL_CHUNK = 1024
 
