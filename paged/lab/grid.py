@@ -1,8 +1,9 @@
 """The grid: the problems that a backend is compiled for when nobody asks for a certain one.
 
-On every layout storage types, block sizes, a decode and a prefill, each with each; then what else
-a spec can ask for, one thing at a time, because each problem takes seconds. What the backend does
-not claim it refuses: that is part of the answer.
+Each problem takes seconds to compile, so that only what may depend on each other is combined. On
+every layout: a decode of each storage type in blocks of each size; a prefill of each storage type
+and in blocks of the least and the largest size; then what else a spec can ask for, one thing at a
+time. What the backend does not claim it refuses: that is part of the answer.
 """
 
 import itertools
@@ -20,22 +21,31 @@ from paged.layouts import Layout
 
 BLOCK_SIZES = (16, 64, 128, 256)
 CACHE_DTYPES = ("bfloat16", "int8", "float8_e4m3fn")
-STEPS: tuple[dict[str, Any], ...] = (
-    {"num_seqs": 32, "kv_tokens": 1024, "query_len": 1},
-    {"num_seqs": 2, "kv_tokens": 1024, "query_len": 256},
-)
-"""A decode, and a prefill behind a history."""
+DECODE: dict[str, Any] = {"num_seqs": 32, "kv_tokens": 1024, "query_len": 1}
+PREFILL: dict[str, Any] = {"num_seqs": 2, "kv_tokens": 1024, "query_len": 256}
+"""Behind a history."""
 
 ALONE: tuple[dict[str, Any], ...] = (
-    *({"head_dim": width, "cache_dtype": dtype} for width in (64, 256) for dtype in CACHE_DTYPES),
-    {"block_size": 32},
-    {"cache_dtype": "float32"},
-    {"cache_dtype": "float8_e5m2"},
+    {"head_dim": 64},
+    {"head_dim": 256},
     {"window": 128, "soft_cap": 30.0, "has_sinks": True},
     {"num_heads": 8, "num_kv_heads": 1},
     {"num_heads": 6, "num_kv_heads": 3, "head_dim": 64},
 )
 """What differs from blocks of 64 and heads of 128 in bf16. A latent has its own width."""
+
+ALONE_DECODE: tuple[dict[str, Any], ...] = (
+    *(
+        {"head_dim": width, "cache_dtype": dtype}
+        for width in (64, 256)
+        for dtype in CACHE_DTYPES[1:]
+    ),
+    {"cache_dtype": "float32"},
+    {"cache_dtype": "float8_e5m2"},
+)
+"""Of a decode only, which is quicker to compile."""
+
+_BLOCK_SIZE = 64
 
 _SECONDS_A_JOB = 120
 
@@ -119,12 +129,17 @@ def check_grid(
 
 
 def _problems(layouts: Sequence[Layout]) -> Iterator[Problem]:
-    axes = itertools.product(layouts, CACHE_DTYPES, BLOCK_SIZES, STEPS)
-    for layout, dtype, block_size, step in axes:
-        yield Sizes(cache_dtype=dtype, **step).problem(layout, block_size)
-    for layout, change, step in itertools.product(layouts, ALONE, STEPS):
-        others = {name: value for name, value in change.items() if name != "block_size"}
-        yield Sizes(**{**others, **step}).problem(layout, change.get("block_size", 64))
+    for layout in layouts:
+        for dtype, block_size in itertools.product(CACHE_DTYPES, BLOCK_SIZES):
+            yield Sizes(cache_dtype=dtype, **DECODE).problem(layout, block_size)
+        for change in (*ALONE, *ALONE_DECODE):
+            yield Sizes(**change, **DECODE).problem(layout, _BLOCK_SIZE)
+        for dtype in CACHE_DTYPES:
+            yield Sizes(cache_dtype=dtype, **PREFILL).problem(layout, _BLOCK_SIZE)
+        for block_size in (min(BLOCK_SIZES), max(BLOCK_SIZES)):
+            yield Sizes(**PREFILL).problem(layout, block_size)
+        for change in ALONE:
+            yield Sizes(**change, **PREFILL).problem(layout, _BLOCK_SIZE)
 
 
 def _distinct(problems: Sequence[Problem], call: Call) -> list[Problem]:

@@ -10,7 +10,7 @@ from paged.cli import app
 from paged.cli.lab_grid import show_grid
 from paged.lab import TARGETS, Problem, requirements
 from paged.lab.asks import Sizes
-from paged.lab.grid import BLOCK_SIZES, CACHE_DTYPES, STEPS, check_grid, grid
+from paged.lab.grid import BLOCK_SIZES, CACHE_DTYPES, DECODE, PREFILL, check_grid, grid
 from paged.lab.requirements import missing
 from paged.layouts import FLASHINFER, FLASHINFER_HND, TPU_MLA, TPU_PACKED
 
@@ -19,15 +19,16 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 
-def test_everything_is_with_everything_once():
+def test_what_may_depend_on_each_other_is_combined_once():
     problems = grid([TPU_PACKED, TPU_MLA])
     assert problems == grid([TPU_PACKED, TPU_MLA])
     assert len(problems) == len(set(problems))
     for block_size in BLOCK_SIZES:
         for dtype in CACHE_DTYPES:
-            for step in STEPS:
-                sizes = Sizes(cache_dtype=dtype, **step)
-                assert sizes.problem(TPU_PACKED, block_size) in problems
+            sizes = Sizes(cache_dtype=dtype, **DECODE)
+            assert sizes.problem(TPU_PACKED, block_size) in problems
+    for changes in ({"head_dim": 256}, {"has_sinks": True, "window": 128, "soft_cap": 30.0}):
+        assert Sizes(**changes, **PREFILL).problem(TPU_PACKED, 64) in problems
     assert {p.spec.head_dim for p in problems if not p.layout.is_latent} == {64, 128, 256}
     # A latent's width is its own: no axis of the grid.
     assert {p.spec.head_dim for p in problems if p.layout.is_latent} == {576}

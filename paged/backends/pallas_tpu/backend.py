@@ -149,7 +149,7 @@ class PallasTpuBackend(KernelBackend):
             rows=2 * cache.num_kv_heads,
             lanes=cache.head_dim,
             dtype=cache.dtype,
-            by_value=isinstance(self.interpret, pltpu.InterpretParams) or cache.head_dim > LANES,
+            by_value=isinstance(self.interpret, pltpu.InterpretParams),
             is_interpreted=bool(self.interpret),
         )
 

@@ -23,6 +23,7 @@ from paged.dtypes import storage_dtype
 KEY, VALUE = 0, 1
 
 _WORD_BYTES = 4
+_LANES = 128
 _SUBLANES = 8
 _MXU_WIDTH = 256
 
@@ -36,8 +37,7 @@ class Cells:
         rows: rows of a token as stored, padding included.
         lanes: numbers in a row as stored.
         dtype: storage type by name.
-        by_value: whether values are reinterpreted, not refs: `InterpretParams` knows only those,
-            and Mosaic strides over rows of 128 lanes only. It takes 16 loads instead of one.
+        by_value: whether values are reinterpreted, not refs: `InterpretParams` knows only those.
         is_interpreted: whether an interpreter runs the kernel: none knows how to store through a
             reinterpreted ref.
     """
@@ -60,13 +60,23 @@ class Cells:
         return self.rows // self.packing
 
     @property
+    def parts(self) -> int:
+        """Parts of a row, each of 128 lanes: Mosaic strides over rows of so many only.
+
+        In VMEM a token's words of one part stand before those of the next, put there by the copies:
+        one of each part and block.
+        """
+        return max(1, self.lanes // _LANES)
+
+    @property
     def pitch(self) -> int:
         """Words from one token to the next in VMEM.
 
         A stride of a multiple of 8 words meets one bank again and again: such a load takes two to
         four instructions, and an odd stride takes one (counted for strides 2 to 17 on v4 to v7x).
         """
-        return self.words + 1 if self.words % _SUBLANES == 0 else self.words
+        words = self.parts * self.words
+        return words + 1 if words % _SUBLANES == 0 else words
 
     @property
     def heads_per_step(self) -> int:
@@ -81,8 +91,7 @@ class Cells:
     @property
     def vmem_bytes_per_token(self) -> int:
         """Bytes of a token in VMEM."""
-        lanes = max(self.lanes, 128)
-        return self.pitch * lanes * _WORD_BYTES
+        return self.pitch * _LANES * _WORD_BYTES
 
     @property
     def value_lanes(self) -> int:
@@ -98,7 +107,7 @@ class Cells:
 
     def buffer_shape(self, tokens: int) -> tuple[int, ...]:
         """Tokens in VMEM, a pitch apart."""
-        return (tokens, self.pitch, self.packing, self.lanes)
+        return (tokens, self.pitch, self.packing, self.lanes // self.parts)
 
     def take(
         self, buffer: Any, head: int, kind: int, dtype: Any, seen: Any = None
@@ -106,7 +115,7 @@ class Cells:
         """Keys or values of one head.
 
         Args:
-            buffer: ref `[tokens, pitch, packing, lanes]`.
+            buffer: ref `[tokens, pitch, packing, lanes of a part]`.
             head: KV head.
             kind: `KEY` or `VALUE`.
             dtype: of the result.
@@ -114,7 +123,8 @@ class Cells:
         """
         row = 2 * head + kind
         word, part = divmod(row, self.packing)
-        loaded = self._words(buffer, word)
+        places = range(word, self.parts * self.words, self.words)
+        loaded = jnp.concatenate([self._words(buffer, place) for place in places], axis=1)
         if seen is not None:
             loaded = jnp.where(seen, loaded, jnp.zeros_like(loaded))
         if self.packing == 1:
@@ -142,12 +152,12 @@ class Cells:
         words[...] = jnp.where(inside, words[...], jnp.zeros_like(words[...]))
 
     def _flat(self, buffer: Any) -> Any:
-        """Ref `[tokens * pitch, lanes]` of words."""
+        """Ref `[tokens * pitch, lanes of a part]` of words."""
         words = buffer if self.packing == 1 else buffer.bitcast(jnp.uint32)
-        return words.reshape(buffer.shape[0] * self.pitch, self.lanes)
+        return words.reshape(buffer.shape[0] * self.pitch, buffer.shape[-1])
 
     def _words(self, buffer: Any, word: int) -> jax.Array:
-        """`[tokens, lanes]` words."""
+        """`[tokens, lanes of a part]` words."""
         tokens = buffer.shape[0]
         if self.by_value:
             rows = buffer[:, word]

@@ -27,7 +27,7 @@ def logits(
         plan: static sizes.
         query: one step's matrix.
         factor: of the products; to base 2, unless a soft cap comes in between.
-        buffer: ref `[tokens, pitch, packing, lanes]`.
+        buffer: a piece; see `Cells.take`.
         step: which KV heads.
     """
     products = lax.dot_general(

@@ -72,7 +72,8 @@ class Stream:
     Args:
         walk: refs in SMEM.
         cache: ref `[num_blocks, block_size, *token, lanes]` in HBM.
-        buffers: ref `[2, tokens of a chunk, *token or larger, lanes]` in VMEM.
+        buffers: ref `[2, tokens of a chunk, *token or larger, lanes]` in VMEM; a token whose rows
+            lie in parts has the words of all, see `Cells.parts`.
         semaphores: two, for copies.
         state: ref `[Stream.state_size(pieces)]` int32 in SMEM.
         group: items in a group.
@@ -98,6 +99,7 @@ class Stream:
         self.semaphores, self.state = semaphores, state
         self.group, self.pieces, self.piece_blocks = group, pieces, piece_blocks
         self.table_width = table_width
+        self.parts = cache.shape[-1] // buffers.shape[-1]
 
     @staticmethod
     def state_size(pieces: int) -> int:
@@ -231,18 +233,28 @@ class Stream:
 
     def _start_blocks(self, entry: Any, target: Any, slot: Any, count: int) -> None:
         """Starts copies of consecutive entries of the table to consecutive places of a buffer."""
+        lanes = self.buffers.shape[-1]
         for index in range(count):
             block = self.cache.at[self.walk.block_table[entry + index]]
-            place = self._place(slot, target + index, 1)
-            pltpu.make_async_copy(block, place, self.semaphores.at[slot]).start()
+            for part in range(self.parts):
+                some = block
+                if self.parts > 1:
+                    some = block.at[..., pl.ds(part * lanes, lanes)]
+                place = self._place(slot, target + index, 1, part)
+                pltpu.make_async_copy(some, place, self.semaphores.at[slot]).start()
 
     def _wait_blocks(self, target: Any, slot: Any, count: int) -> None:
         """One wait for the bytes of several blocks."""
         place = self._place(slot, target, count)
         pltpu.make_async_copy(place, place, self.semaphores.at[slot]).wait()
 
-    def _place(self, slot: Any, index: Any, blocks: int) -> Any:
+    def _place(self, slot: Any, index: Any, blocks: int, part: int | None = None) -> Any:
+        """Where blocks lie in a buffer, or one part of their rows."""
         block_size, *token = self.cache.shape[1:]
         tokens = pl.ds(index * block_size, blocks * block_size)
+        if len(token) == 1:
+            return self.buffers.at[slot, tokens]
         # What the buffer has beyond a token's own size is its pitch.
-        return self.buffers.at[(slot, tokens, *(pl.ds(0, size) for size in token[:-1]))]
+        words = token[0]
+        rows = pl.ds(0, words * self.parts) if part is None else pl.ds(part * words, words)
+        return self.buffers.at[slot, tokens, rows]

@@ -17,7 +17,8 @@ from paged.spec import AttentionSpec
 _PIECE = 256
 _INTERPRETED_PIECE = 64
 _INTERPRETED_LATENT_PIECE = 32
-# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once.
+# A matrix unit has latencies of 100 to 250 bundles, which a chunk pays once. A chunk is straight
+# code, and a token of heads of 256 twice as much of it: these get half as many tokens.
 _DECODE_CHUNK = 2048
 _PREFILL_CHUNK = 1024
 
@@ -130,7 +131,7 @@ def choose_tilings(
         return _latent_tilings(spec, cells, block_size, metadata, is_interpreted)
     capacity = max(block_size, metadata.block_table.shape[1] * block_size)
     piece = max(_INTERPRETED_PIECE if is_interpreted else _PIECE, block_size)
-    longest = 2 * piece if is_interpreted else _DECODE_CHUNK
+    longest = 2 * piece if is_interpreted else _DECODE_CHUNK // cells.parts
     room = _CHUNK_BYTES
     sizes = tuned.get("decode", {})
     # No sequence fills more than the power of two over its capacity. Another piece with the tuned
@@ -184,9 +185,7 @@ def _prefill_bytes(
     numbers = spec.num_kv_heads * columns
     state = numbers * (max(cells.lanes, _LANES) * (4 + 4 * query_bytes) + 2 * _SUBLANES * 4)
     logits = step * 4 * (8 * min(columns, 256) + columns)
-    # Words taken by value are spilled.
-    taken = 2 * step if cells.by_value else 0
-    return state + logits + (2 * chunk + taken) * cells.vmem_bytes_per_token
+    return state + logits + 2 * chunk * cells.vmem_bytes_per_token
 
 
 def _latent_tilings(

@@ -107,8 +107,9 @@ def _decode_trips(
 ) -> Iterator[LoopTrips]:
     """The chunk loop, and in it pieces and blocks; before it the same for the first two chunks.
 
-    The grid is a loop only where there is more than one group. Over latents each piece has a loop
-    that blanks what is not seen; all their trips are told of the first.
+    The grid is a loop only where there is more than one group. Its pipeline adds a step before and
+    one after, in which none of the kernel runs and which are left out. Over latents each piece has
+    a loop that blanks what is not seen; all their trips are told of the first.
     """
     chunks = stream_of([item.blocks for item in items], block_size, tiling)
     pieces = tiling.chunk // tiling.piece
@@ -117,6 +118,9 @@ def _decode_trips(
     def trips(depth: int, runs: float, nth: int) -> LoopTrips:
         return LoopTrips(depth, runs, nth=nth, kernel="paged_decode")
 
+    if depth == 2:
+        # Groups that are not in use are skipped.
+        yield LoopTrips(1, -(-len(items) // tiling.group), kernel="paged_decode")
     yield LoopTrips(depth, chunks.full + chunks.mixed, holds="matmul", kernel="paged_decode")
     started, inner, innermost = chunks.mixed, depth + 1, depth + 2
     blanks = pieces if spec.is_latent else 0

@@ -58,13 +58,17 @@ LARGE = Tilings(
 )
 
 
-@pytest.mark.parametrize("layout", [TPU_PACKED, PALLAS], ids=["tpu_packed", "pallas"])
-def test_many_pieces_groups_and_chunks(layout):
+@pytest.mark.parametrize(
+    ("layout", "head_dim"),
+    [(TPU_PACKED, 128), (PALLAS, 128), (TPU_PACKED, 256)],
+    ids=["tpu_packed", "pallas", "wide"],
+)
+def test_many_pieces_groups_and_chunks(layout, head_dim):
     """Lengths at every edge of block, piece and chunk; one sequence is alone in its chunks."""
     decodes = [(1, n) for n in (1, 63, 64, 65, 500, 512, 513, 1100, 3)]
     setup = Setup(
         sequences=(*decodes, (30, 30), (9, 700)),
-        head_dim=128,
+        head_dim=head_dim,
         num_blocks=260,
         num_seqs=12,
         num_tokens=64,
@@ -167,6 +171,17 @@ def test_trips_by_hand():
     rules = loop_trips(metadata, SPEC, 16, tilings)
     assert [rule.runs for rule in rules if rule.holds == "matmul"] == [4]
     assert sum(rule.runs for rule in rules) == 4
+
+
+def test_trips_of_several_groups_by_hand():
+    """Five sequences of 32 tokens in groups of two: three groups of one chunk each."""
+    metadata = AttentionMetadata(
+        *(np.zeros(s, np.int32) for s in ((5, 2), 5, 5, 6, 3)), max_query_len=1, max_seq_len=32
+    )
+    tilings = Tilings(decode=Tiling(1, 128, 64, 64, 2), prefill=LARGE.prefill)
+    rules = loop_trips(metadata, SPEC, 16, tilings)
+    assert [rule.runs for rule in rules if rule.depth == 1] == [3]
+    assert [rule.runs for rule in rules if rule.holds == "matmul"] == [3]
 
 
 def test_trips_of_a_prefill_by_hand():

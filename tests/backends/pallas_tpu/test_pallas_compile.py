@@ -65,6 +65,21 @@ def test_storage_types(dtype):
     compiled("v4", "pallas", cache_dtype=dtype)
 
 
+@pytest.mark.parametrize(
+    ("target", "dtype"), [("v4", "int8"), ("v7x", "float8_e4m3fn")], ids=["v4", "v7x"]
+)
+def test_wide_heads_of_one_byte_are_little_code(target, dtype):
+    """Taken token by token they once were so much that compilers took minutes and gigabytes."""
+    spec = replace(SPEC, head_dim=256)
+    problem = Problem(
+        spec, TPU_PACKED, block_size=64, num_seqs=32, kv_tokens=1024, cache_dtype=dtype
+    )
+    done = compile_call(PallasTpuBackend(), problem, TARGETS[target], "attend")
+    assert done.status == "compiled", done.reason
+    assert done.code_bytes is not None
+    assert done.code_bytes < 8 << 20
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("target", TPUS)
 def test_the_grid(target):
@@ -97,6 +112,15 @@ def test_prefill_keeps_its_count(target):
     (found,) = measure(TARGETS[target], [(PallasTpuBackend(), problem)])
     assert found.reason == ""
     assert found.row()["scheduled_per_token"] <= 3.0 * found.matmul_cycles
+
+
+def test_wide_heads_are_read_with_a_stride():
+    """4 KV heads of 256 are as many numbers as 8 of 128."""
+    spec = replace(SPEC, num_heads=16, num_kv_heads=4, head_dim=256)
+    problem = Problem(spec, TPU_PACKED, block_size=64, num_seqs=32, kv_tokens=4096)
+    (found,) = measure(TARGETS["v6e"], [(PallasTpuBackend(), problem)])
+    assert found.reason == ""
+    assert found.row()["scheduled_per_token"] <= 2.4
 
 
 def test_a_short_sequence_costs_its_length():
