@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from paged.backends.triton.on_torch import TritonBackend
 from paged.conformance import run_conformance
+from paged.conformance.fuzz import fuzz
 from paged.layouts import FLASH_ATTN, LAYOUTS, MLA, KVCache
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
@@ -177,6 +178,17 @@ def test_a_sequence_alone_and_in_a_batch_to_the_bit():
     report = run_conformance(backend, cases="batch/invariance", layouts=["flashinfer"])
     assert [str(failure) for failure in report.failures] == []
     assert report.summary["passed"] == len(report.results)
+
+
+def test_random_problems():
+    found = fuzz(BACKEND, examples=20)
+    assert found.failure is None, found.failure
+
+
+@pytest.mark.full
+def test_many_random_problems():
+    found = fuzz(BACKEND, examples=400, seed=1)
+    assert found.failure is None, found.failure
 
 
 @pytest.mark.full
