@@ -25,7 +25,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> Any:
-    """The `ModelConfig` or `DeepseekConfig` of a built-in model or of a folder with a `config.json`.
+    """The configuration of a built-in model or of a folder with a `config.json`, by its family.
 
     Raises:
         ValueError: no JSON object, and see `config_from_hf` and `resolve_model`; the file's path
@@ -42,13 +42,14 @@ def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> Any:
 def load_model(
     path: str | Path, dtype: DTypeLike | None = None, *, ignore_config_keys: Collection[str] = ()
 ) -> Any:
-    """A `Decoder`, as its family has it, with the weights of a built-in model or of a Hugging Face folder.
+    """A `Decoder` with the weights of a built-in model or of a Hugging Face folder.
 
     Args:
         path: a name that `resolve_model` knows, or a folder with config.json and either
             model.safetensors or shards named by model.safetensors.index.json.
-        dtype: type of the parameters, those aside that a family keeps in fp32; None keeps the type that the embedding is stored in. On a
-            CPU choose float32: products of 16-bit matrices are slow there.
+        dtype: type of the parameters, routers aside, which stay fp32; None keeps the type that
+            the embedding is stored in. On a CPU choose float32: products of 16-bit matrices are
+            slow there.
         ignore_config_keys: keys of config.json to pass over instead of refusing them as unknown.
 
     Raises:

@@ -76,7 +76,7 @@ def _largest(values: Float[Array, "tokens n"], count: int) -> Array:
 
 
 class Experts(nnx.Module):
-    """Gated MLPs of one shape, `gate_up [experts, hidden, 2 * wide]`, `down [experts, wide, hidden]`.
+    """Gated MLPs, `gate_up [experts, hidden, 2 * wide]` and `down [experts, wide, hidden]`.
 
     Every expert runs over every token, and what it was not chosen for counts 0: with k of E
     experts chosen that is E/k times the operations of a routed product, 6 * tokens * hidden *
