@@ -11,8 +11,8 @@ that it came to 512 tokens (it stood at 1.45, but past 300 tokens at 1.9):
     python scripts/train_tiny.py TEXT --out tiny-gqa --start first --phases 512:400 \\
         --learning-rate 2e-3
 
-tiny-mla, a DeepSeek V3 with a latent cache, has the tokenizer of the first. Its routers' biases stay
-at 0: four experts of which a token takes two need no balancing to all be of use.
+tiny-mla, a DeepSeek V3 with a latent cache, has the tokenizer of tiny-gqa. Its routers' biases
+stay at 0: four experts of which a token takes two need no balancing to all be of use.
 
     python scripts/train_tiny.py TEXT --out tiny-mla --family deepseek --tokenizer tiny-gqa \\
         --layers 3 --phases 128:600 256:250

@@ -24,7 +24,7 @@ _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> Any:
+def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> DecoderConfig:
     """The configuration of a built-in model or of a folder with a `config.json`, by its family.
 
     Raises:
@@ -41,7 +41,7 @@ def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> Any:
 
 def load_model(
     path: str | Path, dtype: DTypeLike | None = None, *, ignore_config_keys: Collection[str] = ()
-) -> Any:
+) -> Decoder:
     """A `Decoder` with the weights of a built-in model or of a Hugging Face folder.
 
     Args:
