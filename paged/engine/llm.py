@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -24,6 +23,7 @@ from paged.engine.stats import EngineStats
 from paged.engine.text import Detokenizer
 from paged.layouts import Layout
 from paged.models import Decoder, Tokenizer, load_model, load_tokenizer, resolve_model
+from paged.models.layers import Float32Param
 from paged.spec import AttentionSpec, KVCacheSpec
 
 Prompt = str | Sequence[int]
@@ -288,7 +288,13 @@ def _tokenizer_of(model: str | Path) -> Tokenizer | None:
 
 def _cast(model: Decoder, dtype: DTypeLike) -> Decoder:
     graph, state = nnx.split(model)
-    return nnx.merge(graph, jax.tree.map(lambda array: jnp.asarray(array, dtype), state))
+    cast = {
+        path: variable
+        if isinstance(variable, Float32Param)
+        else variable.replace(jnp.asarray(variable[...], dtype))
+        for path, variable in nnx.to_flat_state(state)
+    }
+    return nnx.merge(graph, nnx.from_flat_state(cast))
 
 
 def _resolve_layers(

@@ -78,11 +78,15 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    ("variant", "plan"),
-    [*(("v3", plan) for plan in PLANS), ("v2-lite", "mixed"), ("v2", "in chunks of 5")],
+    ("variant", "plan", "backend"),
+    [
+        *(("v3", plan, "xla") for plan in PLANS),
+        ("v2-lite", "mixed", "reference"),
+        ("v2", "in chunks of 5", "xla"),
+    ],
 )
-def test_logits_equal_those_of_transformers(variant, plan, saved):
+def test_logits_equal_those_of_transformers(variant, plan, backend, saved):
     folder, theirs = saved(variant)
-    ours = paged_logits(load_model(folder), PLANS[plan])
+    ours = paged_logits(load_model(folder), PLANS[plan], backend=backend)
     for row, length in enumerate(LENGTHS):
         np.testing.assert_allclose(ours[row], theirs[row, :length], atol=TOLERANCE, rtol=0)

@@ -60,13 +60,13 @@ def inputs(sequences):
     return step.metadata.map(jnp.asarray), jnp.asarray(tokens), jnp.asarray(step.positions)
 
 
-def one_step(model, sequences, *, backend="xla", layout="mla"):
+def one_step(model, sequences, *, backend="xla", layout="mla", **storage):
     """What one step over a cache of noise gives, `[tokens, hidden]`, padding cut off."""
     metadata, tokens, positions = inputs(sequences)
     spec = model.attention_specs[0]
     resolution = resolve(spec, backend=backend, layout=layout)
     num_blocks = int(metadata.block_table.max()) + 1
-    cache = resolution.allocate(num_blocks, BLOCK_SIZE)
+    cache = resolution.allocate(num_blocks, BLOCK_SIZE, **storage)
     # Through `write`, so that a layout's padding stays zero.
     slots = np.arange(num_blocks * BLOCK_SIZE, dtype=np.int32)
     noise = np.random.default_rng(1).standard_normal((len(slots), 1, spec.head_dim))
@@ -82,7 +82,8 @@ def one_step(model, sequences, *, backend="xla", layout="mla"):
 
 @pytest.fixture(scope="module")
 def model():
-    return DeepseekTransformer(small(), rngs=nnx.Rngs(0))
+    # Compiled whole: drawing one matrix after another takes longer.
+    return nnx.jit(lambda: DeepseekTransformer(small(), rngs=nnx.Rngs(0)))()
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,16 @@ def test_one_step_takes_both_forms(model, absorbed, name, first, backend, layout
     model.use_form("auto")
     found = one_step(model, STEPS[name], backend=backend, layout=layout)
     np.testing.assert_allclose(found, absorbed[name], atol=TOLERANCE, rtol=0)
+
+
+def test_both_forms_read_a_quantised_cache_alike(model):
+    found = {}
+    for form in ("absorbed", "expanded"):
+        model.use_form(form)
+        scale = jnp.asarray(0.02, jnp.float32)
+        sequences = STEPS["decode, prefill, chunk"]
+        found[form] = one_step(model, sequences, dtype="int8", k_scale=scale)
+    np.testing.assert_allclose(found["expanded"], found["absorbed"], atol=TOLERANCE, rtol=0)
 
 
 def test_a_step_of_decodes_expands_none_and_one_of_prefills_all(model):

@@ -7,6 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from paged.models.deepseek.config import DeepseekConfig, RouterConfig
+from paged.models.layers import Float32Param
 from paged.models.transformer import GatedMLP, residual_gain
 
 _TINY = 1e-20
@@ -22,9 +23,11 @@ class Router(nnx.Module):
     def __init__(self, config: RouterConfig, hidden_size: int, *, rngs: nnx.Rngs) -> None:
         self.config = config
         init = jax.nn.initializers.normal(hidden_size**-0.5)
-        self.kernel = nnx.Param(init(rngs.params(), (hidden_size, config.num_experts), jnp.float32))
+        self.kernel = Float32Param(
+            init(rngs.params(), (hidden_size, config.num_experts), jnp.float32)
+        )
         self.bias = (
-            nnx.Param(jnp.zeros(config.num_experts, jnp.float32))
+            Float32Param(jnp.zeros(config.num_experts, jnp.float32))
             if config.method == "noaux_tc"
             else None
         )
