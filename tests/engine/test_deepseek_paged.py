@@ -82,7 +82,11 @@ PLANS = {
     [
         *(("v3", plan, "xla") for plan in PLANS),
         ("v2-lite", "mixed", "reference"),
-        ("v2", "in chunks of 5", "xla"),
+        *(
+            pytest.param(variant, plan, backend, marks=pytest.mark.full)
+            for variant, backend in (("v2", "xla"), ("v2-lite", "xla"), ("v3", "reference"))
+            for plan in PLANS
+        ),
     ],
 )
 def test_logits_equal_those_of_transformers(variant, plan, backend, saved):

@@ -30,8 +30,14 @@ def check(theirs, folder, **options):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_each_variant(variant, tmp_path):
-    check(save_deepseek(tmp_path, variant), tmp_path)
+def test_each_variant_and_transformers_loads_what_we_save(variant, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the peer is a transformers model")
+    peer = save_deepseek(tmp_path / "theirs", variant)
+    check(peer, tmp_path / "theirs")
+    save_model(load_model(tmp_path / "theirs"), tmp_path / "ours")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert type(again) is type(peer)
+    np.testing.assert_allclose(their_logits(again.eval()), their_logits(peer), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +67,3 @@ def test_16_bit_files_keep_the_router_in_fp32(tmp_path):
     assert model.dtype == jnp.bfloat16
     router = model.layers[1].mlp.router
     assert (router.kernel.dtype, router.bias.dtype) == (jnp.float32, jnp.float32)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_transformers_loads_what_we_save(variant, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="it is the one that loads here")
-    peer = save_deepseek(tmp_path / "theirs", variant)
-    save_model(load_model(tmp_path / "theirs"), tmp_path / "ours")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-    assert type(again) is type(peer)
-    np.testing.assert_allclose(their_logits(again.eval()), their_logits(peer), atol=1e-5, rtol=0)
