@@ -82,8 +82,8 @@ def test_it_expects_words_in_the_manner_of_its_text(dense, tokenizer):
 
 def test_greedy_tokens_equal_a_dense_recomputation(dense, model, tokenizer):
     prompts = ["First Citizen:\n", "ROMEO:\n", PASSAGE[:60]]
-    llm = LLM(model, tokenizer=tokenizer, max_num_seqs=4, num_blocks=40, max_num_batched_tokens=24)
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24))
+    llm = LLM(model, tokenizer=tokenizer, max_num_seqs=4, num_blocks=40)
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16))
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = tokenizer.encode(prompt)
         for token in output.token_ids:
