@@ -1,15 +1,21 @@
-"""Train the tiny model that ships with the package, on any text file, on one CPU core.
+"""Train the tiny models that ship with the package, on any text file, on one CPU core.
 
     python scripts/train_tiny.py TEXT --out DIR               train, evaluate and save
     python scripts/train_tiny.py TEXT --out DIR --start DIR   the same, from a saved model on
     python scripts/train_tiny.py TEXT --evaluate DIR          evaluate on TEXT's last tenth
 
-The shipped model took two runs, the second because the first's rate had fallen too low by the time
+tiny-gqa took two runs, the second because the first's rate had fallen too low by the time
 that it came to 512 tokens (it stood at 1.45, but past 300 tokens at 1.9):
 
     python scripts/train_tiny.py TEXT --out first
     python scripts/train_tiny.py TEXT --out tiny-gqa --start first --phases 512:400 \\
         --learning-rate 2e-3
+
+tiny-mla, a DeepSeek V3 with a latent cache, has the tokenizer of tiny-gqa. Its routers' biases
+stay at 0: four experts of which a token takes two need no balancing to all be of use.
+
+    python scripts/train_tiny.py TEXT --out tiny-mla --family deepseek --tokenizer tiny-gqa \\
+        --layers 3 --phases 128:600 256:250
 
 The tokenizer (byte-level BPE) and the weights see the first nine tenths of TEXT only. The figure
 is nats per byte of the last tenth: every token of it is scored, with 128 to 255 tokens of context
@@ -40,8 +46,12 @@ import tokenizers
 from flax import nnx
 
 from paged.models import (
+    Decoder,
+    DeepseekConfig,
+    DeepseekTransformer,
     DenseAttention,
     ModelConfig,
+    RouterConfig,
     Transformer,
     load_model,
     load_tokenizer,
@@ -78,11 +88,19 @@ def parse_arguments() -> argparse.Namespace:
     target.add_argument("--out", type=Path, metavar="DIR", help="train and save here")
     target.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate this model")
     parser.add_argument("--start", type=Path, metavar="DIR", help="go on from this saved model")
+    parser.add_argument(
+        "--family", choices=("llama", "deepseek"), default="llama", help="of a new model"
+    )
+    parser.add_argument("--tokenizer", metavar="MODEL", help="this model's, not one of TEXT")
     parser.add_argument("--vocab-size", type=int, default=512, help="bytes and merges together")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--intermediate", type=int, default=352)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=8, help="query heads, 4 for each KV head")
+    parser.add_argument("--latent", type=int, default=32, help="deepseek: kv_lora_rank")
+    parser.add_argument("--rotated", type=int, default=16, help="deepseek: qk_rope_head_dim")
+    parser.add_argument("--experts", type=int, default=4, help="deepseek: two for each token")
+    parser.add_argument("--expert-width", type=int, default=96, help="deepseek: of each one")
     # Most steps at 128 tokens, where a token is cheapest.
     parser.add_argument(
         "--phases",
@@ -132,7 +150,7 @@ def crops(
         yield tokens[starts[:, None] + offsets]
 
 
-def token_nats(model: Transformer, tokens: jax.Array) -> jax.Array:
+def token_nats(model: Decoder, tokens: jax.Array) -> jax.Array:
     """Minus log probability of each token but the first, [batch, context + 1] to [batch, context].
 
     The model takes one sequence without a cache; `vmap` makes it a batch.
@@ -146,17 +164,22 @@ def token_nats(model: Transformer, tokens: jax.Array) -> jax.Array:
     return jax.vmap(one)(tokens)
 
 
-def is_layer_matrix(path: tuple) -> bool:
-    """Whether a parameter's path leads to a matrix of a layer, not the embedding or a norm."""
-    return getattr(path[-1], "key", None) == "kernel"
+def is_layer_matrix(path: tuple, value: jax.Array) -> bool:
+    """Whether a parameter is a matrix of a layer, or a stack of them; no embedding, no norm."""
+    return getattr(path[0], "key", None) == "layers" and value.ndim >= 2
 
 
 def layer_matrices(state: dict) -> dict:
     """Which axes of which parameters Muon orthogonalises."""
-    axes = optax.contrib.MuonDimensionNumbers(reduction_axis=(0,), output_axis=(1,))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: axes if is_layer_matrix(path) else None, state
-    )
+
+    def axes(path: tuple, value: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+        if not is_layer_matrix(path, value):
+            return None
+        return optax.contrib.MuonDimensionNumbers(
+            reduction_axis=(value.ndim - 2,), output_axis=(value.ndim - 1,)
+        )
+
+    return jax.tree_util.tree_map_with_path(axes, state)
 
 
 def drop_rows(state: dict, rate: float, key: jax.Array) -> dict:
@@ -169,8 +192,8 @@ def drop_rows(state: dict, rate: float, key: jax.Array) -> dict:
     keys = jax.random.split(key, len(flat))
     dropped = []
     for (path, value), row_key in zip(flat, keys, strict=True):
-        if is_layer_matrix(path):
-            keep = jax.random.bernoulli(row_key, 1 - rate, (value.shape[0], 1))
+        if is_layer_matrix(path, value):
+            keep = jax.random.bernoulli(row_key, 1 - rate, (*value.shape[:-1], 1))
             value = jnp.where(keep, value / (1 - rate), 0)
         dropped.append(value)
     return jax.tree_util.tree_unflatten(tree, dropped)
@@ -180,7 +203,7 @@ score = nnx.jit(token_nats)
 
 
 def nats_per_byte(
-    model: Transformer, tokens: np.ndarray, num_bytes: int, context: int = EVAL_CONTEXT
+    model: Decoder, tokens: np.ndarray, num_bytes: int, context: int = EVAL_CONTEXT
 ) -> float:
     """Mean over all of `tokens`: windows overlap by half, and each token is scored once."""
     stride = context // 2
@@ -199,7 +222,7 @@ def nats_per_byte(
     return total / num_bytes
 
 
-def nats_by_position(model: Transformer, tokens: np.ndarray, num_bytes: int) -> dict[str, float]:
+def nats_by_position(model: Decoder, tokens: np.ndarray, num_bytes: int) -> dict[str, float]:
     """The same figure by place in the context, from windows as long as the model is meant for."""
     context, width = model.config.max_position_embeddings, 64
     count = (len(tokens) - 1) // context
@@ -213,7 +236,7 @@ def nats_by_position(model: Transformer, tokens: np.ndarray, num_bytes: int) -> 
     }
 
 
-def rounded(model: Transformer) -> Transformer:
+def rounded(model: Decoder) -> Decoder:
     """A copy whose weights are bfloat16 values, held in float32: what a saved model computes."""
     graph, state = nnx.split(model)
     return nnx.merge(
@@ -222,7 +245,7 @@ def rounded(model: Transformer) -> Transformer:
 
 
 def sample(
-    model: Transformer, tokenizer: tokenizers.Tokenizer, prompt: str, length: int, seed: int
+    model: Decoder, tokenizer: tokenizers.Tokenizer, prompt: str, length: int, seed: int
 ) -> str:
     """`length` tokens after `prompt` at temperature 0.8, recomputing the prefix every time."""
     tokens = tokenizer.encode(prompt).ids
@@ -263,7 +286,7 @@ def make_optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
 
 
 def train(
-    model: Transformer,
+    model: Decoder,
     train_ids: np.ndarray,
     held_out_ids: np.ndarray,
     held_out_bytes: int,
@@ -316,11 +339,17 @@ def train(
     return history
 
 
-def first_model(options: argparse.Namespace, text: str) -> tuple[Transformer, tokenizers.Tokenizer]:
+def first_model(options: argparse.Namespace, text: str) -> tuple[Decoder, tokenizers.Tokenizer]:
     """Random weights, and a tokenizer of the text; or both from the folder to start from."""
     if options.start:
         return load_model(options.start, jnp.float32), load_tokenizer(options.start).backend
-    tokenizer = train_tokenizer(text, options.vocab_size)
+    tokenizer = (
+        load_tokenizer(options.tokenizer).backend
+        if options.tokenizer
+        else train_tokenizer(text, options.vocab_size)
+    )
+    if options.family == "deepseek":
+        return deepseek(options, tokenizer.get_vocab_size()), tokenizer
     config = ModelConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=options.hidden,
@@ -333,6 +362,29 @@ def first_model(options: argparse.Namespace, text: str) -> tuple[Transformer, to
         tie_word_embeddings=True,
     )
     return Transformer(config, rngs=nnx.Rngs(options.seed)), tokenizer
+
+
+def deepseek(options: argparse.Namespace, vocab_size: int) -> Decoder:
+    """A DeepSeek V3 whose first layer is dense and whose other layers have experts."""
+    width = options.hidden // options.heads
+    config = DeepseekConfig(
+        vocab_size=vocab_size,
+        hidden_size=options.hidden,
+        intermediate_size=options.intermediate,
+        moe_intermediate_size=options.expert_width,
+        num_layers=options.layers,
+        num_dense_layers=1,
+        num_heads=options.heads,
+        q_lora_rank=None,
+        kv_lora_rank=options.latent,
+        qk_nope_head_dim=width,
+        qk_rope_head_dim=options.rotated,
+        v_head_dim=width,
+        router=RouterConfig("noaux_tc", options.experts, 2, normalize=True),
+        max_position_embeddings=max(phase.context for phase in options.phases),
+        tie_word_embeddings=True,
+    )
+    return DeepseekTransformer(config, rngs=nnx.Rngs(options.seed))
 
 
 def make(options: argparse.Namespace) -> None:

@@ -320,3 +320,10 @@ def test_a_real_process_generates(folder):
     done = run_process("generate", folder, "--prompt", "ab", "--max-tokens", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["outputs"][0]["token_ids"]) == 2
+
+
+def test_the_latent_model_that_ships_is_planned_by_its_name():
+    found = run_json("plan", "tiny-mla", "--memory", "10MB")
+    assert found["layout"] == "mla"
+    # Three layers of 32 + 16 numbers in bfloat16.
+    assert found["bytes_per_token"] == 3 * (32 + 16) * 2

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -23,7 +22,8 @@ from paged.engine.sampling import SamplingParams
 from paged.engine.stats import EngineStats
 from paged.engine.text import Detokenizer
 from paged.layouts import Layout
-from paged.models import Tokenizer, Transformer, load_model, load_tokenizer, resolve_model
+from paged.models import Decoder, Tokenizer, load_model, load_tokenizer, resolve_model
+from paged.models.layers import Float32Param
 from paged.spec import AttentionSpec, KVCacheSpec
 
 Prompt = str | Sequence[int]
@@ -37,7 +37,7 @@ class LLM:
         outputs = llm.generate(["First Citizen:"], SamplingParams(temperature=0, max_tokens=32))
 
     Args:
-        model: a built-in name, a Hugging Face folder, or a `Transformer`.
+        model: a built-in name, a Hugging Face folder, or a model: any `Decoder`.
         tokenizer: needed for prompts that are strings, for text and for stop strings; taken from
             the model's folder by default.
         layout: how blocks lie in memory, by name or a `Layout`; "auto" is the backend's choice.
@@ -53,7 +53,7 @@ class LLM:
         seed: of the requests that bring none; None for other tokens each time.
 
     Attributes:
-        model: the `Transformer`.
+        model: the `Decoder`.
         tokenizer: None where there is none.
         resolutions: the backend and layout that serve each layer.
 
@@ -64,7 +64,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | Transformer,
+        model: str | Path | Decoder,
         *,
         tokenizer: Tokenizer | None = None,
         layout: str | Layout = "auto",
@@ -86,8 +86,10 @@ class LLM:
         ):
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
-        if isinstance(model, Transformer):
-            self.model = model if dtype is None else _cast(model, dtype)
+        if not isinstance(model, str | Path):
+            if not isinstance(model, Decoder):
+                raise ValueError(f"model: got {model!r}, expected a name, a folder or a `Decoder`")
+            self.model: Decoder = model if dtype is None else _cast(model, dtype)
             self.tokenizer = tokenizer
         else:
             self.model = load_model(model, dtype=dtype)
@@ -284,9 +286,15 @@ def _tokenizer_of(model: str | Path) -> Tokenizer | None:
     return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
 
 
-def _cast(model: Transformer, dtype: DTypeLike) -> Transformer:
+def _cast(model: Decoder, dtype: DTypeLike) -> Decoder:
     graph, state = nnx.split(model)
-    return nnx.merge(graph, jax.tree.map(lambda array: jnp.asarray(array, dtype), state))
+    cast = {
+        path: variable
+        if isinstance(variable, Float32Param)
+        else variable.replace(jnp.asarray(variable[...], dtype))
+        for path, variable in nnx.to_flat_state(state)
+    }
+    return nnx.merge(graph, nnx.from_flat_state(cast))
 
 
 def _resolve_layers(

@@ -16,8 +16,8 @@ from paged.engine.sampler import sample
 from paged.engine.scheduler import Scheduled
 from paged.layouts import KVCache
 from paged.metadata import MetadataBuilder
+from paged.models import Decoder
 from paged.models.paged_attention import PagedAttention
-from paged.models.transformer import Transformer
 
 
 class Moment(NamedTuple):
@@ -80,7 +80,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Decoder,
         resolutions: Sequence[Resolution],
         *,
         num_blocks: int,

@@ -1,4 +1,4 @@
-"""Decoders of the Llama family in flax nnx, from Hugging Face checkpoints.
+"""Decoders of the Llama and DeepSeek families in flax nnx, from Hugging Face checkpoints.
 
     model = load_model("tiny-gqa", dtype="float32")
     hidden = model(tokens, positions, attention)
@@ -11,7 +11,9 @@ from paged.models.attention import Attention, DenseAttention
 from paged.models.builtin import builtin_models, resolve_model
 from paged.models.checkpoint import load_config, load_model, save_model
 from paged.models.config import ModelConfig
-from paged.models.hf_config import ARCHITECTURES, config_from_hf, config_to_hf
+from paged.models.decoder import Decoder, DecoderConfig
+from paged.models.deepseek import DeepseekConfig, DeepseekTransformer, RouterConfig
+from paged.models.families import ARCHITECTURES, config_from_hf, config_to_hf
 from paged.models.rope import RopeConfig
 from paged.models.tokenizer import Tokenizer, load_tokenizer
 from paged.models.transformer import Transformer
@@ -19,9 +21,14 @@ from paged.models.transformer import Transformer
 __all__ = [
     "ARCHITECTURES",
     "Attention",
+    "Decoder",
+    "DecoderConfig",
+    "DeepseekConfig",
+    "DeepseekTransformer",
     "DenseAttention",
     "ModelConfig",
     "RopeConfig",
+    "RouterConfig",
     "Tokenizer",
     "Transformer",
     "builtin_models",

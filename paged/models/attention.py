@@ -22,7 +22,7 @@ class Attention(Protocol):
         layer: int,
         query: Float[Array, "tokens num_heads head_dim"],
         key: Float[Array, "tokens num_kv_heads head_dim"],
-        value: Float[Array, "tokens num_kv_heads value_dim"],
+        value: Float[Array, "tokens num_kv_heads value_dim"] | None,
         *,
         sinks: Float[Array, "num_heads"] | None = None,
     ) -> Float[Array, "tokens num_heads value_dim"]:
@@ -32,7 +32,8 @@ class Attention(Protocol):
             layer: index into the model's `attention_specs`.
             query: position-encoded queries of a flat, ragged list of tokens.
             key: position-encoded keys of the same tokens.
-            value: values of the same tokens.
+            value: values of the same tokens; None for a latent spec, whose values are the
+                first `value_dim` entries of its keys.
             sinks: one logit per head that joins the denominator, for a spec with `has_sinks`.
         """
         ...
@@ -60,7 +61,7 @@ class DenseAttention:
         layer: int,
         query: Float[Array, "tokens num_heads head_dim"],
         key: Float[Array, "tokens num_kv_heads head_dim"],
-        value: Float[Array, "tokens num_kv_heads value_dim"],
+        value: Float[Array, "tokens num_kv_heads value_dim"] | None,
         *,
         sinks: Float[Array, "num_heads"] | None = None,
     ) -> Float[Array, "tokens num_heads value_dim"]:
@@ -69,6 +70,8 @@ class DenseAttention:
         if (sinks is not None) != spec.has_sinks:
             given = "none" if sinks is None else "given"
             raise ValueError(f"sinks: {given}, but layer {layer} has has_sinks={spec.has_sinks}")
+        if value is None:
+            value = key[..., : spec.value_dim]
         tokens, groups = query.shape[0], (spec.num_kv_heads, spec.group_size)
 
         # Query head h reads KV head h // group_size: split the heads so that no key is repeated.

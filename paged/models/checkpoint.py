@@ -1,4 +1,4 @@
-"""Loading a `Transformer` from a Hugging Face folder, and saving one that transformers can load."""
+"""Loading a model from a Hugging Face folder, and saving one that transformers can load."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -14,19 +14,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paged.models.builtin import resolve_model
-from paged.models.config import ModelConfig
-from paged.models.hf_config import config_from_hf, config_to_hf
-from paged.models.hf_tensors import Parameter, parameter_table
+from paged.models.decoder import Decoder, DecoderConfig
+from paged.models.families import Family, config_from_hf, config_to_hf, family_of
+from paged.models.hf_tensors import Parameter
 from paged.models.json_file import read_object
-from paged.models.transformer import Transformer
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> ModelConfig:
-    """The `ModelConfig` of a built-in model or of a folder with a `config.json`.
+def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> DecoderConfig:
+    """The configuration of a built-in model or of a folder with a `config.json`, by its family.
 
     Raises:
         ValueError: no JSON object, and see `config_from_hf` and `resolve_model`; the file's path
@@ -42,14 +41,15 @@ def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> Model
 
 def load_model(
     path: str | Path, dtype: DTypeLike | None = None, *, ignore_config_keys: Collection[str] = ()
-) -> Transformer:
-    """A `Transformer` with the weights of a built-in model or of a Hugging Face folder.
+) -> Decoder:
+    """A `Decoder` with the weights of a built-in model or of a Hugging Face folder.
 
     Args:
         path: a name that `resolve_model` knows, or a folder with config.json and either
             model.safetensors or shards named by model.safetensors.index.json.
-        dtype: type of the parameters; None keeps the type that the embedding is stored in. On a
-            CPU choose float32: products of 16-bit matrices are slow there.
+        dtype: type of the parameters, routers aside, which stay fp32; None keeps the type that
+            the embedding is stored in. On a CPU choose float32: products of 16-bit matrices are
+            slow there.
         ignore_config_keys: keys of config.json to pass over instead of refusing them as unknown.
 
     Raises:
@@ -62,18 +62,19 @@ def load_model(
         dtype = _parameter_dtype(dtype)
     folder = resolve_model(path)
     config = load_config(folder, ignore_keys=ignore_config_keys)
-    table = parameter_table(config)
+    family = family_of(config)
+    table = family.parameters(config)
     with ExitStack() as stack:
         tensors = _open_tensors(_weight_files(folder), stack)
-        _check_tensors(folder, table.values(), tensors, config)
+        _check_tensors(folder, table.values(), tensors, config, family)
         if dtype is None:
             dtype = _DTYPES[tensors[_EMBEDDING].get_slice(_EMBEDDING).get_dtype()]
         dtype = jnp.dtype(dtype)
         # Shapes only: random weights that the file's replace at once are never made.
-        model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype))
+        model = nnx.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0), dtype=dtype))
         graph, state = nnx.split(model)
         loaded = {
-            path: variable.replace(jnp.asarray(_assemble(table[path], tensors, dtype)))
+            path: variable.replace(jnp.asarray(_assemble(table[path], tensors, variable.dtype)))
             for path, variable in nnx.to_flat_state(state)
         }
     return nnx.merge(graph, nnx.from_flat_state(loaded))
@@ -91,7 +92,7 @@ def _parameter_dtype(dtype: DTypeLike) -> jnp.dtype:
     return known
 
 
-def save_model(model: Transformer, path: str | Path) -> None:
+def save_model(model: Decoder, path: str | Path) -> None:
     """Write config.json and model.safetensors, in the parameters' own type, for transformers too.
 
     The folder is made if need be. The tokenizer is not the model's: copy tokenizer.json beside.
@@ -104,12 +105,15 @@ def save_model(model: Transformer, path: str | Path) -> None:
     values = config_to_hf(model.config, dtype=model.dtype.name)
     state = dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
     tensors = {}
-    for where, parameter in parameter_table(model.config).items():
+    for where, parameter in family_of(model.config).parameters(model.config).items():
         whole = np.asarray(state[where][...])
-        ends = np.cumsum([tensor.shape[0] for tensor in parameter.tensors])
-        pieces = [whole] if len(ends) == 1 else np.split(whole, ends[:-1], axis=-1)
-        for tensor, piece in zip(parameter.tensors, pieces, strict=True):
-            tensors[tensor.name] = np.ascontiguousarray(piece.T if parameter.transposed else piece)
+        parts = [whole] if parameter.stacked is None else whole
+        for group, part in zip(parameter.groups, parts, strict=True):
+            ends = np.cumsum([tensor.shape[0] for tensor in group])
+            pieces = [part] if len(ends) == 1 else np.split(part, ends[:-1], axis=-1)
+            for tensor, piece in zip(group, pieces, strict=True):
+                piece = piece.T if parameter.transposed else piece
+                tensors[tensor.name] = np.ascontiguousarray(piece)
     save_file(tensors, folder / _ONE_FILE, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
@@ -154,7 +158,11 @@ def _open_tensors(files: Iterable[Path], stack: ExitStack) -> dict[str, Any]:
 
 
 def _check_tensors(
-    folder: Path, table: Iterable[Parameter], tensors: dict[str, Any], config: ModelConfig
+    folder: Path,
+    table: Iterable[Parameter],
+    tensors: dict[str, Any],
+    config: DecoderConfig,
+    family: Family,
 ) -> None:
     """Compare the files with what the config asks for, and complain once about everything."""
     expected = {t.name: t.shape for parameter in table for t in parameter.tensors}
@@ -163,7 +171,7 @@ def _check_tensors(
         stored = handle.get_slice(name)
         shape, kind = tuple(stored.get_shape()), stored.get_dtype()
         if name not in expected:
-            if not _is_harmless(name, tensors, config):
+            if not family.is_beyond(name, config) and not _is_harmless(name, tensors, config):
                 complaints.append(f"extra {name} {list(shape)}")
         elif shape != expected[name]:
             complaints.append(f"{name}: got {list(shape)}, expected {list(expected[name])}")
@@ -176,7 +184,7 @@ def _check_tensors(
         )
 
 
-def _is_harmless(name: str, tensors: dict[str, Any], config: ModelConfig) -> bool:
+def _is_harmless(name: str, tensors: dict[str, Any], config: DecoderConfig) -> bool:
     # Older exports keep the rotary frequencies, which follow from the config.
     if name.endswith("rotary_emb.inv_freq"):
         return True
@@ -189,15 +197,16 @@ def _is_harmless(name: str, tensors: dict[str, Any], config: ModelConfig) -> boo
 
 def _assemble(parameter: Parameter, tensors: dict[str, Any], dtype: np.dtype) -> np.ndarray:
     """One parameter's value: its tensors transposed, cast and laid side by side, in one copy."""
-    width = sum(tensor.shape[0] for tensor in parameter.tensors)
     if not parameter.transposed and len(parameter.tensors) == 1:
         name = parameter.tensors[0].name
         return tensors[name].get_tensor(name).astype(dtype)
-    rows = parameter.tensors[0].shape[1:]
-    whole = np.empty((*rows, width), dtype)
-    start = 0
-    for tensor in parameter.tensors:
-        value = tensors[tensor.name].get_tensor(tensor.name)
-        whole[..., start : start + tensor.shape[0]] = value.T
-        start += tensor.shape[0]
-    return whole
+    groups = parameter.groups
+    width = sum(tensor.shape[0] for tensor in groups[0])
+    whole = np.empty((len(groups), *parameter.tensors[0].shape[1:], width), dtype)
+    for index, group in enumerate(groups):
+        start = 0
+        for tensor in group:
+            value = tensors[tensor.name].get_tensor(tensor.name)
+            whole[index, ..., start : start + tensor.shape[0]] = value.T
+            start += tensor.shape[0]
+    return whole[0] if parameter.stacked is None else whole

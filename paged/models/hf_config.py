@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged.models.config import ModelConfig
+from paged.models.hf_architecture import architecture_name
 from paged.models.hf_keys import Keys
 from paged.models.hf_rope import read_rope, write_rope
 
@@ -83,8 +84,8 @@ _ARCHITECTURES = {
     ),
 }
 
-ARCHITECTURES = tuple(_ARCHITECTURES)
-"""Hugging Face classes that can be loaded."""
+ARCHITECTURES = {name: own.model_type for name, own in _ARCHITECTURES.items()}
+"""Hugging Face classes of this family, and their model_type."""
 
 
 def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = ()) -> ModelConfig:
@@ -102,7 +103,7 @@ def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = 
     if not isinstance(values, Mapping):
         raise ValueError(f"config: got {values!r}, expected a JSON object")
     keys = Keys(values)
-    name = _architecture_name(keys)
+    name = architecture_name(keys, ARCHITECTURES)
     architecture = _ARCHITECTURES[name]
     if keys.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act: got {keys.get('hidden_act')!r}, supported is 'silu'")
@@ -190,17 +191,3 @@ def config_to_hf(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
             f"{config_from_hf(values)}"
         )
     return values
-
-
-def _architecture_name(keys: Keys) -> str:
-    names, model_type = keys.get("architectures", []), keys.get("model_type")
-    if not names:
-        names = [name for name, a in _ARCHITECTURES.items() if a.model_type == model_type]
-    # A list first: what is written may be anything, and a lookup wants a hashable name.
-    known = isinstance(names, list) and len(names) == 1 and names[0] in ARCHITECTURES
-    if not known:
-        raise ValueError(
-            f"architectures: got {keys.get('architectures')!r} with model_type {model_type!r}, "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
-    return names[0]

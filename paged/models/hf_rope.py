@@ -12,8 +12,12 @@ from paged.models.rope import RopeConfig
 
 _DEFAULT_THETA = 10000.0
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_ARGUMENTS = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
+_YARN = ("factor", "original_max_position_embeddings")
+_ARGUMENTS = {"default": (), "linear": ("factor",), "llama3": _LLAMA3, "yarn": _YARN}
 """What each rope type must come with."""
+
+_YARN_NUMBERS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+"""What yarn may come with, beside the flag `truncate`."""
 
 
 def read_rope(keys: Keys) -> RopeConfig:
@@ -46,6 +50,9 @@ def read_rope(keys: Keys) -> RopeConfig:
         name: inner.integer(name) if name.startswith("original_max") else inner.number(name)
         for name in _ARGUMENTS[rope_type]
     }
+    if rope_type == "yarn":
+        arguments |= {n: inner.number(n) for n in _YARN_NUMBERS if inner.get(n) is not None}
+        arguments["truncate"] = inner.get("truncate") is None or inner.flag("truncate")
     inner.refuse_unread()
     return RopeConfig(theta=theta, rope_type=rope_type, **arguments)
 
@@ -53,6 +60,10 @@ def read_rope(keys: Keys) -> RopeConfig:
 def write_rope(rope: RopeConfig) -> dict[str, Any]:
     """The config keys, in the older spelling: transformers 5 still reads it, 4 reads no other."""
     scaling = {name: getattr(rope, name) for name in _ARGUMENTS[rope.rope_type]}
+    if rope.rope_type == "yarn":
+        own = {name: getattr(rope, name) for name in _YARN_NUMBERS}
+        scaling |= {name: value for name, value in own.items() if value}
+        scaling["truncate"] = rope.truncate
     return {
         "rope_theta": rope.theta,
         "rope_scaling": {"rope_type": rope.rope_type, **scaling} if scaling else None,

@@ -27,10 +27,20 @@ class Parameter:
     Attributes:
         tensors: in order.
         transposed: whether each [out, in] tensor lies in the parameter as [in, out].
+        stacked: with a number, the tensors are that many groups of equal size, one after another;
+            each lies side by side, and the groups are stacked along a new first axis.
     """
 
     tensors: tuple[Tensor, ...]
     transposed: bool = False
+    stacked: int | None = None
+
+    @property
+    def groups(self) -> tuple[tuple[Tensor, ...], ...]:
+        """The tensors of each entry along the first axis; one group where nothing is stacked."""
+        size = len(self.tensors) // (self.stacked or 1)
+        starts = range(0, len(self.tensors), size)
+        return tuple(self.tensors[start : start + size] for start in starts)
 
 
 def parameter_table(config: ModelConfig) -> dict[ParameterPath, Parameter]:

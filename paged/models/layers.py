@@ -9,6 +9,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 
+class Float32Param(nnx.Param):
+    """A parameter that is fp32 whatever type a model's others are cast to."""
+
+
 class Linear(nnx.Module):
     """x @ kernel + bias, with the kernel stored [in, out] so that no step transposes it."""
 

@@ -5,6 +5,7 @@ It knows no batch, no cache and no layout: the one thing it asks of its surround
 """
 
 import math
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ class SelfAttention(nnx.Module):
             config.num_heads * config.head_dim,
             config.hidden_size,
             use_bias=config.output_bias,
-            gain=_residual_gain(config),
+            gain=residual_gain(config.num_layers),
             dtype=dtype,
             rngs=rngs,
         )
@@ -70,15 +71,44 @@ class SelfAttention(nnx.Module):
         return self.output(out.reshape(tokens, self.num_heads * self.head_dim))
 
 
+class MLPShape(Protocol):
+    """What a `GatedMLP` asks of a configuration."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the gate."""
+        ...
+
+    @property
+    def mlp_bias(self) -> bool:
+        """Whether the three projections add a bias."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers, for the initial weights."""
+        ...
+
+
 class GatedMLP(nnx.Module):
     """down(silu(gate(x)) * up(x)), gate and up as one matrix [hidden, 2 * intermediate]."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: MLPShape, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         bias = config.mlp_bias
         hidden, wide = config.hidden_size, config.intermediate_size
         self.gate_up = Linear(hidden, 2 * wide, use_bias=bias, dtype=dtype, rngs=rngs)
         self.down = Linear(
-            wide, hidden, use_bias=bias, gain=_residual_gain(config), dtype=dtype, rngs=rngs
+            wide,
+            hidden,
+            use_bias=bias,
+            gain=residual_gain(config.num_layers),
+            dtype=dtype,
+            rngs=rngs,
         )
 
     def __call__(self, x: Float[Array, "tokens hidden"]) -> Float[Array, "tokens hidden"]:
@@ -159,7 +189,7 @@ class Transformer(nnx.Module):
             attention: called once per layer, in order.
         """
         frequencies = inverse_frequencies(self.config.rope, self.config.head_dim)
-        cos, sin = rotation(positions, frequencies)
+        cos, sin = rotation(positions, frequencies, self.config.rope.amplitude)
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x, cos, sin, attention)
@@ -175,6 +205,9 @@ class Transformer(nnx.Module):
         return jnp.matmul(hidden, self.head.kernel[...], preferred_element_type=jnp.float32)
 
 
-def _residual_gain(config: ModelConfig) -> float:
-    # Two additions a layer: this keeps the residual stream's variance near one at any depth.
-    return 1.0 / math.sqrt(2 * config.num_layers)
+def residual_gain(num_layers: int) -> float:
+    """Of initial matrices whose products are added to the residual stream.
+
+    Two additions a layer: this keeps the stream's variance near one at any depth.
+    """
+    return 1.0 / math.sqrt(2 * num_layers)

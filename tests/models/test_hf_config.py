@@ -161,7 +161,11 @@ def test_rope_in_both_spellings(keys, rope):
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: got"),
         ({"architectures": None, "model_type": "gpt2"}, "architectures: got None .*'gpt2'"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', supported is 'silu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_type: got 'yarn', supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type: got 'longrope', supported"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
+            "rope_scaling.original_max_position_embeddings: got nothing",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type: got 'dynamic'"),
         ({"rope_scaling": {"factor": 4.0}}, "rope_scaling.rope_type: got None"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: got nothing, expected"),

@@ -65,7 +65,7 @@ def test_llama3_scaling_worked_by_hand():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rope_type", "yarn"),
+        ("rope_type", "longrope"),
         ("theta", 0.0),
         ("factor", -1.0),
         ("high_freq_factor", 1.0),
