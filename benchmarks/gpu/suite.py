@@ -98,7 +98,7 @@ def _subject(front_end: str, dry: bool) -> Any:
         raise ValueError(reason)
     if front_end == "jax" and not dry:
         # It is imported at the first launch, where its absence would fail every case.
-        import jax_triton  # noqa: F401
+        import jax_triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     return subject_of(backend)
 
 

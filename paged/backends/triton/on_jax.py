@@ -102,7 +102,7 @@ class TritonJaxBackend(TritonKernels):
 
 def _compiled(launch: Launch, inputs: list[Any], outputs: list[Any]) -> list[Any]:
     """One launch inside the program that JAX compiles."""
-    import jax_triton
+    import jax_triton  # pyright: ignore[reportMissingImports]
 
     aliases = {launch.inputs.index(name): launch.outputs.index(name) for name in launch.updated}
     return jax_triton.triton_call(
