@@ -1,0 +1,147 @@
+"""The two forms of latent attention against query length: operations, bytes, time, and the choice.
+
+    python benchmarks/latent_forms.py
+    python benchmarks/latent_forms.py --json --repeats 9
+
+One layer with the widths of DeepSeek-V2-Lite (16 heads, latent of 512 + 64, heads of 128 + 64 and
+128; hidden 2,048), random fp32 weights, one sequence in blocks of 64 on `xla`. The whole layer is
+timed, projections from and to the residual stream included, which both forms share. The three
+runs alternate; the figure is the median. `chosen / best` is what the model's own choice costs
+beside the faster form.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from paged import MetadataBuilder, resolve
+from paged.metadata import AttentionMetadata
+from paged.models import DeepseekConfig, RouterConfig
+from paged.models.deepseek import absorbed_cost, expanded_cost, prefers_expanded
+from paged.models.deepseek.mla import LatentAttention
+from paged.models.paged_attention import PagedAttention
+from paged.models.rope import inverse_frequencies, rotation
+
+BLOCK_SIZE = 64
+FORMS = ("absorbed", "expanded", "auto")
+LENGTHS = tuple(
+    (query_len, history)
+    for history in (0, 1024, 4096)
+    for query_len in (1, 4, 16, 64, 256, 1024)
+    if query_len * (history + query_len) <= 1 << 21
+)
+CONFIG = DeepseekConfig(
+    vocab_size=128,
+    hidden_size=2048,
+    intermediate_size=128,
+    moe_intermediate_size=64,
+    num_layers=1,
+    num_dense_layers=1,
+    num_heads=16,
+    q_lora_rank=None,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    router=RouterConfig("greedy", 4, 2),
+)
+
+
+def step_of(query_len: int, history: int) -> AttentionMetadata:
+    blocks = -(-(query_len + history) // BLOCK_SIZE)
+    step = MetadataBuilder(BLOCK_SIZE).build(
+        [(0, query_len)],
+        block_table=np.arange(1, blocks + 1)[None],
+        num_computed=np.array([history]),
+    )
+    return step.metadata.map(jnp.asarray)
+
+
+def runner(form: str, metadata: AttentionMetadata) -> Callable[[], float]:
+    """One run of the layer in a form; its seconds."""
+    layer = LatentAttention(CONFIG, 0, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    layer.form = form
+    resolution = resolve(CONFIG.attention_specs[0], layout="mla", backend="xla")
+    num_blocks = metadata.block_table.shape[1] + 1
+    cache = resolution.allocate(num_blocks, BLOCK_SIZE, dtype="float32")
+    cache = cache.with_data(jax.random.normal(jax.random.key(0), cache.data.shape) * 0.1)
+    tokens = metadata.num_tokens
+    x = jax.random.normal(jax.random.key(1), (tokens, CONFIG.hidden_size))
+    frequencies = inverse_frequencies(CONFIG.rope, CONFIG.qk_rope_head_dim)
+    cos, sin = rotation(jnp.arange(tokens), frequencies, CONFIG.rope.amplitude)
+    graph, state = nnx.split(layer)
+
+    @jax.jit
+    def call(state: Any, cache: Any, metadata: AttentionMetadata) -> jax.Array:
+        attention = PagedAttention([resolution], [cache], metadata)
+        return nnx.merge(graph, state)(x, cos, sin, attention)
+
+    def run() -> float:
+        start = time.perf_counter()
+        call(state, cache, metadata).block_until_ready()
+        return time.perf_counter() - start
+
+    run()
+    return run
+
+
+def measured(query_len: int, history: int, repeats: int) -> dict[str, Any]:
+    metadata = step_of(query_len, history)
+    runs = {form: runner(form, metadata) for form in FORMS}
+    seconds: dict[str, list[float]] = {form: [] for form in FORMS}
+    for _ in range(repeats):
+        for form, run in runs.items():
+            seconds[form].append(run())
+    median = {form: statistics.median(times) for form, times in seconds.items()}
+    lengths = (query_len, history + query_len)
+    costs = {"absorbed": absorbed_cost, "expanded": expanded_cost}
+    return {
+        "query_len": query_len,
+        "history": history,
+        "operations": {f: cost(CONFIG, *lengths).operations for f, cost in costs.items()},
+        "bytes": {f: cost(CONFIG, *lengths, itemsize=4).num_bytes for f, cost in costs.items()},
+        "milliseconds": {form: round(median[form] * 1e3, 2) for form in FORMS},
+        "chosen": "expanded" if bool(prefers_expanded(CONFIG, *lengths)) else "absorbed",
+        "chosen_over_best": round(median["auto"] / min(median["absorbed"], median["expanded"]), 3),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table("queries", "history", "chosen", title="latent attention, one layer, fp32")
+    for name in ("Mop", "MB", "ms"):
+        for form in ("absorbed", "expanded"):
+            table.add_column(f"{form}\n{name}", justify="right")
+    table.add_column("auto\nms", justify="right")
+    table.add_column("chosen\n/ best", justify="right")
+    for row in rows:
+        cells = [str(row["query_len"]), str(row["history"]), row["chosen"]]
+        for name, unit in (("operations", 1e6), ("bytes", 1e6), ("milliseconds", 1)):
+            cells += [f"{row[name][form] / unit:,.1f}" for form in ("absorbed", "expanded")]
+        table.add_row(*cells, f"{row['milliseconds']['auto']:,.1f}", f"{row['chosen_over_best']}")
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [measured(*lengths, options.repeats) for lengths in LENGTHS]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()
