@@ -75,6 +75,14 @@ def pad(array: Any, new_shape: tuple[int, ...]) -> Any:
     return wide
 
 
+def cut(array: Any, rows: int, width: int) -> Any:
+    """The first entries of the two last axes; a view for numpy and torch."""
+    if is_jax(array):
+        # Bits, as in `pad`.
+        return jax.lax.bitcast_convert_type(as_bits(array)[..., :rows, :width], array.dtype)
+    return array[..., :rows, :width]
+
+
 def take(array: Any, indices: Any, *, axis: int) -> Any:
     """Entries along one axis; JAX clips indices out of range, the others raise."""
     if is_jax(array):

@@ -346,7 +346,7 @@ class Layout:
         """An array in this layout's pattern, cut to axes of these sizes; a view."""
         merged = arrays.reshape(data, self._merged_shape(arrays.shape(data)))
         last = [math.prod(sizes[axis] for axis in dim) for dim in self.dimensions[-2:]]
-        return merged[..., : last[0], : last[1]]
+        return arrays.cut(merged, *last)
 
     def _padded_shape(self, plain: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
         """The shape of an array that holds one of the pattern's shape."""
