@@ -111,6 +111,7 @@ def plan_attend(
         "width": common.dim_pad,
         "itemsize": itemsize,
         "is_latent": spec.is_latent,
+        "is_quantized": cache.storage != "numbers",
         "shared_bytes": device.shared_bytes,
     }
     rows = (step.num_tokens, spec.num_heads)

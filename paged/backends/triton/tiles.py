@@ -31,7 +31,7 @@ class Tiles:
 
 
 def decode_tiles(
-    *, group: int, width: int, itemsize: int, is_latent: bool, shared_bytes: int
+    *, group: int, width: int, itemsize: int, is_latent: bool, is_quantized: bool, shared_bytes: int
 ) -> Tiles:
     """Tiles of a decode: the heads of a group are the rows, one query each.
 
@@ -40,16 +40,18 @@ def decode_tiles(
         width: entries of a key, up to a power of two.
         itemsize: bytes of an operand of a product.
         is_latent: whether the cache has latents.
+        is_quantized: whether it has 8-bit numbers.
         shared_bytes: shared memory that a program may have.
     """
     if is_latent:
-        return _latent_tiles(group, itemsize, shared_bytes)
+        tiles = _latent_tiles(group, itemsize, shared_bytes)
+        return replace(tiles, stages=min(tiles.stages, _decode_stages(is_quantized)))
     heads = min(max(power_of_two(group), _LEAST_ROWS), _MOST_TILE_HEADS)
-    return Tiles(1, heads, _step_tokens(width, itemsize), warps=4, stages=3)
+    return Tiles(1, heads, _step_tokens(width, itemsize), 4, _decode_stages(is_quantized))
 
 
 def prefill_tiles(
-    *, group: int, width: int, itemsize: int, is_latent: bool, shared_bytes: int
+    *, group: int, width: int, itemsize: int, is_latent: bool, is_quantized: bool, shared_bytes: int
 ) -> Tiles:
     """Tiles of a prefill: as many queries as the rows of a large product have room for."""
     if is_latent:
@@ -63,6 +65,12 @@ def prefill_tiles(
         rows, warps = (128, 8) if width <= 128 else (64, 4)
     rows = max(rows, heads)
     return Tiles(rows // heads, heads, _step_tokens(width, itemsize), warps, stages=2)
+
+
+def _decode_stages(is_quantized: bool) -> int:
+    # The third stage is for the entries of the block table, which are then under way as well. With
+    # 8-bit numbers it costs 2 to 4 registers more than there are (triton 3.9.0, sm_90, 2026-11-30).
+    return 2 if is_quantized else 3
 
 
 def _latent_tiles(group: int, itemsize: int, shared_bytes: int) -> Tiles:

@@ -159,7 +159,7 @@ def test_fixed_parts_hold_every_sequence_and_are_always_reduced(max_seq_len, ste
 )  # fmt: skip
 def test_tiles_fit_the_matrix_units(group, width, itemsize, is_latent):
     sizes = {"group": group, "width": width, "itemsize": itemsize, "is_latent": is_latent}
-    sizes["shared_bytes"] = 227 << 10
+    sizes |= {"is_quantized": False, "shared_bytes": 227 << 10}
     for tiles in (decode_tiles(**sizes), prefill_tiles(**sizes)):
         assert tiles.queries * tiles.heads >= 16
         assert tiles.tokens >= 16
