@@ -224,6 +224,12 @@ def check_scales(cache: KVCache) -> None:
     for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
         if scale is None:
             continue
+        if not hasattr(scale, "shape") and (
+            isinstance(scale, bool) or not isinstance(scale, int | float)
+        ):
+            raise ValueError(
+                f"{name}: got {type(scale).__name__}, expected a number, an array or None"
+            )
         shape = tuple(getattr(scale, "shape", ()))
         does_fit = not shape or (
             len(shape) == 1

@@ -28,10 +28,10 @@ _BUILTIN = {
 
 _TAKEN = {
     "jax": ("jax", "numpy"),
-    "torch": ("torch", "numpy"),
+    "torch": ("torch",),
     "numpy": ("jax", "numpy"),
 }
-"""By library: what backends that take its arrays call theirs. One on numpy's takes any."""
+"""By library: what backends for its arrays call theirs. The reference's numpy serves JAX too."""
 
 TARGETS = ("cpu", "cuda", "rocm", "tpu")
 """Platforms that a call may be compiled for."""
@@ -192,7 +192,7 @@ def resolve(
         cache_spec: block size and storage type, where they are known already.
         query_dtype: dtype of the queries, where it is known already.
         arrays: library of the arrays that will be given, "jax", "torch" or "numpy"; "auto" passes
-            over backends that take another's.
+            over backends that take another's, and a named one is taken at its word.
 
     Raises:
         UnsupportedError: the named backend cannot serve, with its reasons; or, for "auto", none
@@ -203,7 +203,7 @@ def resolve(
     target = target or default_target()
     if target not in TARGETS:
         raise ValueError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
-    if arrays not in _TAKEN:
+    if not isinstance(arrays, str) or arrays not in _TAKEN:
         raise ValueError(f"arrays: got {arrays!r}, expected one of {', '.join(_TAKEN)}")
     wanted = None if isinstance(layout, str) and layout == "auto" else get_layout(layout)
     if cache_spec is not None:
@@ -223,7 +223,9 @@ def resolve(
         if is_auto and own not in _TAKEN[arrays]:
             passed_over[loaded.name] = [f"takes {own} arrays, not {arrays}"]
             continue
-        tried = loaded.layouts if wanted is None else (wanted,)
+        # Of its own layouts those of the spec's kind: reasons against the others help nobody.
+        fitting = tuple(own for own in loaded.layouts if own.is_latent == spec.is_latent)
+        tried = (fitting or loaded.layouts) if wanted is None else (wanted,)
         reasons: list[str] = []
         for choice in tried:
             against = loaded.unsupported(

@@ -40,6 +40,8 @@ class Keys:
     """
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        if not isinstance(values, Mapping):
+            raise ValueError(f"config: got {values!r}, expected a JSON object")
         self._values = values
         self._prefix = prefix
         self._read: set[str] = set()

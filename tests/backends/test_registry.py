@@ -116,10 +116,18 @@ def test_auto_takes_a_backend_for_the_library_that_is_named():
     pytest.importorskip("triton")
     pytest.importorskip("torch")
     assert resolve(SPEC, target="cuda", arrays="torch").backend.name == "triton"
-    assert resolve(SPEC, target="cpu", arrays="torch").backend.name == "reference"
+    with pytest.raises(UnsupportedError, match="reference: takes numpy arrays, not torch"):
+        resolve(SPEC, target="cpu", arrays="torch")
     assert resolve(SPEC, target="cuda", arrays="jax").backend.name in ("triton_jax", "xla")
     with pytest.raises(ValueError, match="arrays: got 'tf', expected one of jax, torch, numpy"):
         resolve(SPEC, arrays="tf")
+
+
+def test_only_layouts_of_the_specs_kind_are_reasons():
+    with pytest.raises(UnsupportedError) as caught:
+        resolve(LATENT, backend="pallas_tpu", target="cpu")
+    assert "runs on tpu, not on cpu" in str(caught.value)
+    assert "for keys and values" not in str(caught.value)
 
 
 def test_a_cache_is_of_the_library_that_the_backend_takes():

@@ -148,6 +148,7 @@ class TritonKernels(KernelBackend):
             block_size=cache.block_size,
             num_blocks=cache.num_blocks,
             strides=kv_strides(cache.layout, shape, self._strides(cache.data)),
+            is_latent=cache.layout.is_latent,
             k_scale=_kind(cache.k_scale),
             v_scale=_kind(cache.v_scale),
         )

@@ -28,6 +28,7 @@ class WriteForm:
         value_token: the same of the new values.
         value_head: over heads.
         value_dim: over entries.
+        is_latent: whether the cache has latents.
         storage: "numbers" where the cache's type is one that kernels compute with, else its name.
         k_scale: how the scale of keys is given: "none", "one", or "heads".
         v_scale: the same of values.
@@ -50,6 +51,7 @@ class WriteForm:
     value_token: int
     value_head: int
     value_dim: int
+    is_latent: bool
     storage: str
     k_scale: str
     v_scale: str
@@ -88,6 +90,7 @@ class AttendForm:
         soft_cap: or None.
         window: or None.
         has_sinks: whether one logit per head joins the denominator.
+        is_latent: whether the cache has latents.
         storage: "numbers" where the cache's type is one that kernels compute with, else its name.
         native_float8: whether the hardware converts float8; else it is done by bits.
         move: the assembly, "ptx" or "gcn", in which a move keeps 8-bit values where they were
@@ -125,6 +128,7 @@ class AttendForm:
     soft_cap: float | None
     window: int | None
     has_sinks: bool
+    is_latent: bool
     storage: str
     native_float8: bool
     move: str

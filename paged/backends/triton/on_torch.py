@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from paged.backends.triton.backend import TritonKernels
@@ -23,7 +24,7 @@ class TritonBackend(TritonKernels):
     """Paged attention over torch tensors, on CUDA or ROCm.
 
     Kernels go to torch's current stream and wait for nothing, so that calls may be captured in a
-    graph. `write` writes into the cache that it is given and returns it.
+    graph. `write` writes into the tensor of the cache that it is given.
     """
 
     name = "triton"
@@ -57,11 +58,18 @@ class TritonBackend(TritonKernels):
             device: torch's; by default the current GPU, or the host for an interpreter.
 
         Raises:
-            ValueError: the layout cannot hold the spec's cache, or slots would not fit int32.
+            ValueError: the layout cannot hold the spec's cache, slots would not fit int32, or
+                there is no GPU.
         """
+        device = torch.device(device or self.device or "cpu")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                "device: this host has no GPU that torch can use, expected one, or "
+                "TritonBackend(interpret=True)"
+            )
         check_slots_fit(num_blocks, spec.block_size)
         shape = layout.shape(num_blocks, spec)
-        data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device or self.device)
+        data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
         return KVCache(data, layout, k_scale, v_scale)
 
     def _own_platform(self) -> str:
@@ -72,6 +80,15 @@ class TritonBackend(TritonKernels):
         for name, array in given.items():
             if not isinstance(array, torch.Tensor):
                 raise ValueError(f"{name}: got {type(array).__name__}, expected a torch tensor")
+            if array.layout != torch.strided or array.is_neg():
+                raise ValueError(
+                    f"{name}: got a tensor that is sparse or a negative view, expected a plain one"
+                )
+            if array.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name}: got a tensor that requires a gradient, which these kernels do not "
+                    "give: expected it detached, or torch.no_grad()"
+                )
         for name, array in given.items():
             self._check_device(name, array, given["cache"].device)
         data = given["cache"]
@@ -140,15 +157,19 @@ class TritonBackend(TritonKernels):
         return arrays
 
     def _written(self, plan: Plan, arrays: dict[str, Any], cache: KVCache) -> Any:
+        if any(
+            s == 0 and n > 1 for s, n in zip(cache.data.stride(), cache.data.shape, strict=True)
+        ):
+            raise ValueError("cache: got data of which several entries are one in memory")
         self._run(plan, arrays)
         return cache.data
 
 
 def _on_device(scale: Any, device: torch.device) -> torch.Tensor:
     if isinstance(scale, torch.Tensor):
-        return scale.to(device, torch.float32).contiguous()
+        return scale.detach().to(device, torch.float32).contiguous()
     if getattr(scale, "shape", ()):
-        return torch.as_tensor(scale, dtype=torch.float32, device=device)
+        return torch.as_tensor(np.array(scale, np.float32), device=device)
     # A kernel fills it: nothing is copied from the host, so that a graph may capture it.
     return torch.full((), float(scale), dtype=torch.float32, device=device)
 
@@ -157,5 +178,5 @@ def _as_numpy(array: torch.Tensor) -> Any:
     """The same memory, which for types that numpy lacks is seen as ml_dtypes' ones."""
     name = str(array.dtype).removeprefix("torch.")
     if name == "bfloat16":
-        return array.view(torch.int16).numpy().view(storage_dtype(name))
-    return array.numpy()
+        return array.detach().view(torch.int16).numpy().view(storage_dtype(name))
+    return array.detach().numpy()

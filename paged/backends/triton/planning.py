@@ -54,6 +54,7 @@ class CacheShape:
         block_size: tokens per block.
         num_blocks: physical blocks.
         strides: of keys and values.
+        is_latent: whether it has latents.
         k_scale: "none", "one" or "heads".
         v_scale: likewise.
     """
@@ -62,6 +63,7 @@ class CacheShape:
     block_size: int
     num_blocks: int
     strides: KVStrides
+    is_latent: bool = False
     k_scale: str = "none"
     v_scale: str = "none"
 
@@ -104,6 +106,13 @@ def plan_attend(
     their reduction. Any other step runs tiles of queries for the sequences with more than one,
     and the same decode for the rest.
     """
+    rows = (step.num_tokens, spec.num_heads)
+    buffers = [
+        Buffer("out", (*rows, spec.value_dim), step.query_dtype, 0.0),
+        Buffer("lse", rows, "float32", float("-inf")),
+    ]
+    if not step.num_seqs or not step.num_tokens:
+        return Plan(tuple(buffers), (), ("out", "lse"))
     common = _common_form(spec, cache, step, device)
     itemsize = 4 if common.in_float32 else 2
     sizes = {
@@ -114,11 +123,6 @@ def plan_attend(
         "is_quantized": cache.storage != "numbers",
         "shared_bytes": device.shared_bytes,
     }
-    rows = (step.num_tokens, spec.num_heads)
-    buffers = [
-        Buffer("out", (*rows, spec.value_dim), step.query_dtype, 0.0),
-        Buffer("lse", rows, "float32", float("-inf")),
-    ]
     launches: list[Launch] = []
     if step.max_query_len > 1:
         launches.append(_prefill(common, step, spec, prefill_tiles(**sizes)))
@@ -158,6 +162,7 @@ def plan_write(
         value_token=value_strides[0],
         value_head=value_strides[1],
         value_dim=value_strides[2],
+        is_latent=cache.is_latent,
         storage=cache.storage,
         k_scale=cache.k_scale,
         v_scale=cache.v_scale,
@@ -167,7 +172,7 @@ def plan_write(
         "write",
         (num_tokens, -(-num_heads // heads), 1),
         (
-            *("key", _present("value", cache.strides.to_value > 0), "slot_mapping"),
+            *("key", _present("value", not cache.is_latent), "slot_mapping"),
             *(*_scales(cache.k_scale, cache.v_scale), "cache"),
         ),
         (cache.num_blocks * cache.block_size,),
@@ -212,6 +217,7 @@ def _common_form(spec: AttentionSpec, cache: CacheShape, step: Step, device: Dev
         soft_cap=None if spec.soft_cap is None else float(spec.soft_cap),
         window=spec.window,
         has_sinks=spec.has_sinks,
+        is_latent=spec.is_latent,
         storage=cache.storage,
         native_float8=device.native_float8,
         move="" if device.interpreted or in_float32 or cache.storage == "numbers" else move,

@@ -136,8 +136,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _softmax(
         "soft cap of half the logits",
         "soft_cap",
-        before="tl.exp(products * (logit_scale * (2.0 / FORM.soft_cap)))",
-        after="tl.exp(products * (logit_scale * (1.0 / FORM.soft_cap)))",
+        before="tl.exp(2.0 * share)",
+        after="tl.exp(share)",
     ),
     _softmax(
         "sink forgotten in the denominator",
@@ -268,8 +268,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _numbers(
         "int8 reaches -128",
         "quantised",
-        before="tl.maximum(x, -127.0)",
-        after="tl.maximum(x, -128.0)",
+        before="0.0, x), -127.0)",
+        after="0.0, x), -128.0)",
         likely=("quantised/int8_saturating", "quantised/*"),
     ),
     _numbers(

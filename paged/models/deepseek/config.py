@@ -79,7 +79,7 @@ class RouterConfig:
                 f"experts_per_token: got {self.experts_per_token}, expected at most the "
                 f"{self.groups_per_token * self.group_size} experts of the groups chosen"
             )
-        if not math.isfinite(self.scaling):
+        if not _is_finite(self.scaling):
             raise ValueError(f"scaling: got {self.scaling!r}, expected a finite number")
 
     @property
@@ -156,7 +156,10 @@ class DeepseekConfig:
         )
         if self.q_lora_rank is not None:
             _require_counts(self, "q_lora_rank")
-        if not isinstance(self.num_dense_layers, int) or self.num_dense_layers < 0:
+        for name, kind in (("router", RouterConfig), ("rope", RopeConfig)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a {kind.__name__}")
+        if type(self.num_dense_layers) is not int or self.num_dense_layers < 0:
             raise ValueError(
                 f"num_dense_layers: got {self.num_dense_layers!r}, expected an integer of at "
                 "least 0"
@@ -165,7 +168,7 @@ class DeepseekConfig:
             raise ValueError(
                 f"qk_rope_head_dim: got {self.qk_rope_head_dim}, expected an even number"
             )
-        if not (math.isfinite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
+        if not (_is_finite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
             raise ValueError(
                 f"rms_norm_eps: got {self.rms_norm_eps!r}, expected a finite number of at least 0"
             )
@@ -215,6 +218,10 @@ class DeepseekConfig:
         """The shared experts, side by side as one MLP."""
         wide = self.moe_intermediate_size * self.num_shared_experts
         return MLPConfig(self.hidden_size, wide, self.num_layers)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _require_counts(config: object, *names: str) -> None:

@@ -127,6 +127,68 @@ def test_how_wide_a_latent_may_be(value_dim):
     assert reasons == ([] if value_dim == 512 else ["kv_lora_rank 520, accepted: up to 512"])
 
 
+@pytest.mark.parametrize("soft_cap", [5.0, 1e3, 1e6, 3e38])
+def test_a_cap_far_above_the_logits_changes_nothing(soft_cap):
+    """Logits 0 and ln 3, from 1e3 on as if there were no cap."""
+    data = two_keys(torch.full(FLASH_ATTN.shape(3, KVCacheSpec(1, 16, 16)), torch.nan))
+    spec = replace(SPEC, soft_cap=soft_cap)
+    found = BACKEND.attend(torch.ones(1, 2, 16), KVCache(data, FLASH_ATTN), one_decode(2), spec)
+    weight = np.exp(soft_cap * np.tanh(np.log(3) / soft_cap))
+    expected = np.full((1, 2, 16), (8 + 4 * weight) / (1 + weight))
+    np.testing.assert_allclose(found.out.numpy(), expected, rtol=1e-6)
+    if soft_cap > 100:
+        np.testing.assert_allclose(expected, 5.0, rtol=1e-6)
+
+
+def test_keys_and_values_that_are_one_in_memory():
+    """Stride 0 between them is no latent cache; and nothing can be written there."""
+    keys = torch.full((1, 3, 16, 1, 16), torch.nan)
+    keys[0, 1, :2] = torch.tensor([1.0, 2.0]).view(2, 1, 1)
+    cache = KVCache(keys.expand(2, -1, -1, -1, -1), FLASH_ATTN)
+    found = BACKEND.attend(torch.ones(1, 2, 16), cache, one_decode(2), SPEC)
+    # Logits 8 and 16.
+    weight = np.exp(8)
+    np.testing.assert_allclose(found.out.numpy(), (1 + 2 * weight) / (1 + weight), rtol=1e-5)
+    with pytest.raises(ValueError, match="several entries are one in memory"):
+        BACKEND.write(cache, keys[0, 0, :1], keys[0, 0, :1], torch.tensor([3], dtype=torch.int32))
+
+
+def test_nan_is_0_among_integers():
+    shape = FLASH_ATTN.shape(2, KVCacheSpec(1, 16, 4, "int8"))
+    rows = torch.full((1, 1, 16), torch.nan)
+    cache = KVCache(torch.full(shape, 7, dtype=torch.int8), FLASH_ATTN, 0.1, 0.1)
+    BACKEND.write(cache, rows, rows, torch.tensor([5], dtype=torch.int32))
+    assert not cache.data[:, 1, 1].any()
+    assert cache.data[:, 1, 2].all()
+
+
+def test_no_sequences_give_nothing():
+    none = AttentionMetadata(
+        *(torch.zeros(shape, dtype=torch.int32) for shape in ((0, 4), (0,), (0,), (1,), (3,))),
+        max_query_len=1,
+        max_seq_len=1,
+    )
+    cache = KVCache(torch.zeros(FLASH_ATTN.shape(3, KVCacheSpec(1, 16, 16))), FLASH_ATTN)
+    found = BACKEND.attend(torch.ones(0, 2, 16), cache, none, SPEC)
+    assert tuple(found.out.shape) == (0, 2, 16)
+
+
+def test_tensors_and_scales_of_another_kind():
+    data = two_keys(torch.full(FLASH_ATTN.shape(3, KVCacheSpec(1, 16, 16)), torch.nan))
+    cache, query = KVCache(data, FLASH_ATTN), torch.ones(1, 2, 16)
+    with pytest.raises(ValueError, match="query: got a tensor that requires a gradient"):
+        BACKEND.attend(query.clone().requires_grad_(), cache, one_decode(2), SPEC)
+    with torch.no_grad():
+        BACKEND.attend(query.clone().requires_grad_(), cache, one_decode(2), SPEC)
+    with pytest.raises(ValueError, match="query: got a tensor that is sparse or a negative view"):
+        BACKEND.attend(torch._neg_view(query), cache, one_decode(2), SPEC)
+    with pytest.raises(ValueError, match="k_scale: got list, expected a number, an array or None"):
+        BACKEND.attend(query, replace(cache, k_scale=[1.0]), one_decode(2), SPEC)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device: this host has no GPU"):
+            TritonBackend().allocate(KVCacheSpec(1, 16, 16), FLASH_ATTN, 3)
+
+
 @pytest.mark.parametrize("layout", ["flash_attn", "flashinfer_hnd", "mla"])
 def test_offsets_past_2_to_the_31(layout):
     """The last block of a pool of more than 2^31 elements; pages that nobody touches are free."""

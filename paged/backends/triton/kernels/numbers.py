@@ -75,7 +75,8 @@ def encoded(x, DTYPE: tl.constexpr, FORM: tl.constexpr):
     if FORM.storage == "numbers":
         return rounded(x, DTYPE, FORM)
     elif FORM.storage == "int8":
-        clipped = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        # NaN has no place among integers: 0, as XLA has it.
+        clipped = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), -127.0), 127.0)
         # Above 2^23 a float32 has no fraction: adding rounds, subtracting gives the integer.
         return ((clipped + 12582912.0) - 12582912.0).to(tl.int8)
     elif FORM.storage == "float8_e4m3fn":

@@ -36,9 +36,14 @@ def capped_logits(products, logit_scale, FORM: tl.constexpr):
     if FORM.soft_cap is None:
         return products * (logit_scale * LOG2_E)
     else:
-        # tanh by exp: every target has it, and the interpreter too.
-        double = tl.exp(products * (logit_scale * (2.0 / FORM.soft_cap)))
-        return (1.0 - 2.0 / (double + 1.0)) * (FORM.soft_cap * LOG2_E)
+        # tanh by exp: every target has it, and the interpreter too. Near 0, where 1 - 1 has no
+        # digits left, by its series: a cap far above the logits is to change nothing.
+        logits = products * logit_scale
+        share = logits / FORM.soft_cap
+        square = share * share
+        near = logits * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0)))
+        far = (1.0 - 2.0 / (tl.exp(2.0 * share) + 1.0)) * FORM.soft_cap
+        return tl.where(square < 0.01, near, far) * LOG2_E
 
 
 @triton.jit

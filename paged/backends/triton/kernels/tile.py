@@ -58,7 +58,7 @@ def attend_tile(
     logit_scale = k_scale_of(k_scale_ptr, kv_head, FORM) * FORM.scale
     at = query_offsets(token, head, FORM)
     dim = tl.arange(0, FORM.dim_pad)
-    if FORM.to_value > 0:
+    if not FORM.is_latent:
         query = load_queries(query_ptr, at, dim, dim < FORM.head_dim, is_row, OPERAND, FORM)
         return attend_keys(
             query, position, first_position, last_position, first_key, end_key, table_ptr,

@@ -39,7 +39,7 @@ def write(
     if FORM.k_scale != "none":
         keys = _divided(keys, k_scale_of(k_scale_ptr, tl.where(is_head, head, 0), FORM), FORM)
     tl.store(at, encoded(keys, DTYPE, FORM), mask=is_entry)
-    if FORM.to_value > 0:
+    if not FORM.is_latent:
         value_at = token * FORM.value_token + head[:, None] * FORM.value_head
         value_at += dim[None, :] * FORM.value_dim
         values = tl.load(value_ptr + value_at, mask=is_entry, other=0).to(tl.float32)
