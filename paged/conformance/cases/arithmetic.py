@@ -71,6 +71,14 @@ def logits() -> Iterator[Case]:
         one_dtype=True,
     )
     yield Case(
+        "soft_cap/far",
+        "a cap far above the logits: tanh keeps its digits near 0",
+        (13,),
+        ("10",),
+        sharp.but(soft_cap=1e6),
+        one_dtype=True,
+    )
+    yield Case(
         "soft_cap/window",
         "cap and window together",
         (13,),

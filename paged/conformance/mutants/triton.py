@@ -140,6 +140,13 @@ MUTANTS: tuple[Mutant, ...] = (
         after="tl.exp(share)",
     ),
     _softmax(
+        "soft cap without its series near 0",
+        "soft_cap",
+        before="tl.where(square < 0.01, near, far)",
+        after="far",
+        likely=("soft_cap/far",),
+    ),
+    _softmax(
         "sink forgotten in the denominator",
         "sinks",
         before="total * factor + tl.exp2(sink - base)",

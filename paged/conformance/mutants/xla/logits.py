@@ -34,6 +34,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant("soft cap ignored", "soft_cap", before=_CAP, after="logits = logits"),
     _mutant(
+        "soft cap by 1 - 2 / (exp + 1), without digits near 0",
+        "soft_cap",
+        before="jnp.tanh(logits / spec.soft_cap)",
+        after="(1.0 - 2.0 / (jnp.exp(2.0 * (logits / spec.soft_cap)) + 1.0))",
+    ),
+    _mutant(
         "soft cap * 1.02",
         "soft_cap",
         before=_CAP,
