@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from paged.backends.triton.kernels.numbers import anew
 from paged.backends.triton.kernels.rows import first_seen, tile_rows
 from paged.backends.triton.kernels.softmax import natural_lse
 from paged.backends.triton.kernels.splits import part_of_keys
@@ -41,6 +42,9 @@ def decode(
     kv_head = head_tile // FORM.head_tiles
     query, head, is_row = tile_rows(0, 1, head_tile % FORM.head_tiles * FORM.tile_heads, FORM)
     head = kv_head * FORM.group + head
+    result_row = start
+    if FORM.splits > 1:
+        result_row = anew(part * tl.num_programs(0) + sequence, FORM)
     position = seq_len - 1
     first_key, end_key = part_of_keys(first_seen(position, FORM), seq_len, part, FORM)
     if first_key >= end_key:
@@ -50,14 +54,16 @@ def decode(
         position, first_key, end_key, table_ptr + sequence.to(tl.int64) * FORM.table_row,
         cache_ptr, kv_head, k_scale_ptr, FORM,
     )  # fmt: skip
+    if not FORM.is_latent:
+        # For a latent it would be the value that there is no register for.
+        head = anew(head, FORM)
     if FORM.splits == 1:
         store_results(
-            weighted, peak, total, start + query, head, is_row, kv_head, v_scale_ptr, sinks_ptr,
-            out_ptr, lse_ptr, FORM,
+            weighted, peak, total, result_row + query, head, is_row, kv_head, v_scale_ptr,
+            sinks_ptr, out_ptr, lse_ptr, FORM,
         )  # fmt: skip
     else:
-        row = part * tl.num_programs(0) + sequence + query
         store_rows(
-            weighted / total[:, None], natural_lse(peak, total), row, head, is_row, out_ptr,
-            lse_ptr, FORM,
+            weighted / total[:, None], natural_lse(peak, total), result_row + query, head, is_row,
+            out_ptr, lse_ptr, FORM,
         )  # fmt: skip
