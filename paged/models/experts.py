@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     weights: Float[Array, "tokens chosen"]
 
 
-class _Tiles(NamedTuple):
+class Tiles(NamedTuple):
     """Where the pairs lie.
 
     Attributes:
@@ -62,7 +62,8 @@ class _Tiles(NamedTuple):
     place: Int[Array, "tokens chosen"]
 
 
-def _cut(experts: Int[Array, "tokens chosen"], num_experts: int) -> _Tiles:
+def cut(experts: Int[Array, "tokens chosen"], num_experts: int) -> Tiles:
+    """The pairs of tokens and their experts, sorted into tiles."""
     tokens, chosen = experts.shape
     pairs = tokens * chosen
     tile = next((size for size in _TILES if size * num_experts >= pairs), _TILES[-1])
@@ -75,7 +76,7 @@ def _cut(experts: Int[Array, "tokens chosen"], num_experts: int) -> _Tiles:
     # A pair keeps its distance to its expert's first; those of earlier experts end whole tiles.
     shift = (ends - own_tiles) * tile - (jnp.cumsum(counts) - counts)
     rows = jnp.arange(pairs) + shift[flat[order]]
-    return _Tiles(
+    return Tiles(
         owner=jnp.searchsorted(ends, jnp.arange(most), side="right"),
         tokens=jnp.zeros(most * tile, order.dtype)
         .at[rows]
@@ -134,7 +135,7 @@ class Experts(nnx.Module):
     ) -> Float[Array, "tokens hidden"]:
         """The weighted sum of what the chosen experts give, summed in fp32, in x's dtype."""
         num_experts = self.gate_up.shape[0]
-        tiles = _cut(choice.experts, num_experts)
+        tiles = cut(choice.experts, num_experts)
 
         def run(tile: tuple[Array, Array]) -> Array:
             expert, tokens = tile
