@@ -1,4 +1,4 @@
-"""Logits over paged caches of two sequences, in steps of any shape.
+"""Logits over paged caches of two sequences, in steps of any shape; greedy tokens without caches.
 
 Not a test module: every family's tests against transformers run it.
 """
@@ -11,7 +11,7 @@ from flax import nnx
 
 from paged import MetadataBuilder, resolve
 from paged.blocks import BlockTable
-from paged.models import Decoder
+from paged.models import Decoder, DenseAttention
 from paged.models.paged_attention import PagedAttention
 
 BLOCK_SIZE = 4
@@ -65,3 +65,21 @@ def paged_logits(model: Decoder, plan: list[tuple[int, int]], **choice: str) -> 
             done[row] += count
     assert tuple(done) == LENGTHS
     return [np.concatenate(parts) for parts in logits]
+
+
+def dense_greedy(model, prompts, count, size=64):
+    """Greedy tokens without a cache: all is computed anew for each token."""
+    attention = DenseAttention(model.attention_specs)
+
+    @nnx.jit
+    def next_token(model, tokens, last):
+        return model.logits(model(tokens, np.arange(size), attention)[last]).argmax()
+
+    found = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(count):
+            padded = np.pad(tokens, (0, size - len(tokens)))
+            tokens.append(int(next_token(model, padded, len(tokens) - 1)))
+        found.append(tokens[len(prompt) :])
+    return found

@@ -79,8 +79,7 @@ def test_clamped_gate_worked_by_hand():
     np.testing.assert_allclose(gate(both), [[0.0, -half, -np.log(3.0) / 2]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("chosen", [1, 4])
-@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize(("tokens", "chosen"), [(1, 1), (9, 4)])
 def test_all_tokens_to_the_same_experts(tokens, chosen):
     experts = small()
     x = jax.random.normal(jax.random.key(3), (tokens, 6))
