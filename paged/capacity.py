@@ -26,6 +26,8 @@ _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)}
 
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _LAYER_TYPES = ("full_attention", *_WINDOWED)
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2}
+"""By model_type, of how many layers one sees everything, where a configuration does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class ModelCache:
             bound for those with a window, which need at most window + block_size tokens once
             their old blocks are returned.
         num_window_layers: how many of them have a window.
+        window: its tokens; None without such layers, or where no `sliding_window` is named.
         num_heads: query heads, which tensor parallelism splits.
         num_kv_heads: KV heads; 1 for a latent cache (MLA).
         head_dim: width of a key; the latent's for MLA.
@@ -49,6 +52,7 @@ class ModelCache:
     name: str
     num_layers: int
     num_window_layers: int
+    window: int | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -60,6 +64,15 @@ class ModelCache:
     def is_latent(self) -> bool:
         """Whether a token keeps one latent (MLA)."""
         return self.kv_lora_rank is not None
+
+    @property
+    def attention(self) -> str:
+        """How heads share what a token keeps: "MHA", "GQA", "MQA" or "MLA"."""
+        if self.is_latent:
+            return "MLA"
+        if self.num_kv_heads == self.num_heads:
+            return "MHA"
+        return "MQA" if self.num_kv_heads == 1 else "GQA"
 
     def spec(self, *, block_size: int, dtype: str | None = None, tp: int = 1) -> KVCacheSpec:
         """One layer's cache on one of `tp` ranks.
@@ -95,6 +108,7 @@ class Plan:
 
     Attributes:
         model: name of the model.
+        attention: as in `ModelCache`.
         layout: name of the layout whose pages were counted.
         target: platform whose padding was counted.
         dtype: storage type.
@@ -103,11 +117,14 @@ class Plan:
         memory: the budget in bytes.
         num_layers: layers counted, windowed ones as if they kept every token.
         num_window_layers: how many of them have a window.
+        window: its tokens; None without such layers, or where no `sliding_window` is named.
         num_kv_heads: KV heads on one rank.
         kv_replicas: ranks that keep the same KV head or latent.
         values_per_token_per_layer: numbers kept, padding not counted.
         bytes_per_token_per_layer: a block's share for one token, rounded up.
         bytes_per_token: the same over all layers.
+        bytes_per_token_past_window: the same over those without a window alone: what a token adds
+            to a sequence longer than the window, for whoever returns the blocks behind it.
         bytes_per_block_per_layer: one page, padding included.
         bytes_per_block: the same over all layers.
         padding_per_block: bytes of it that are padding.
@@ -116,6 +133,7 @@ class Plan:
     """
 
     model: str
+    attention: str
     layout: str
     target: str
     dtype: str
@@ -124,11 +142,13 @@ class Plan:
     memory: int
     num_layers: int
     num_window_layers: int
+    window: int | None
     num_kv_heads: int
     kv_replicas: int
     values_per_token_per_layer: int
     bytes_per_token_per_layer: int
     bytes_per_token: int
+    bytes_per_token_past_window: int
     bytes_per_block_per_layer: int
     bytes_per_block: int
     padding_per_block: int
@@ -176,7 +196,7 @@ def plan(
     spec = model.spec(block_size=block_size, dtype=dtype, tp=tp)
     chosen = default_layout(spec) if layout is None else get_layout(layout)
     page = chosen.page_bytes(spec, target=target)
-    block = page * model.num_layers
+    block, num_full = page * model.num_layers, model.num_layers - model.num_window_layers
     num_blocks = budget // block
     if num_blocks < 2:
         raise ValueError(
@@ -186,6 +206,7 @@ def plan(
     check_slots_fit(num_blocks, block_size)
     return Plan(
         model=model.name,
+        attention=model.attention,
         layout=chosen.name,
         target=target,
         dtype=spec.dtype,
@@ -194,11 +215,13 @@ def plan(
         memory=budget,
         num_layers=model.num_layers,
         num_window_layers=model.num_window_layers,
+        window=model.window,
         num_kv_heads=spec.num_kv_heads,
         kv_replicas=tp if model.is_latent else max(tp // model.num_kv_heads, 1),
         values_per_token_per_layer=spec.values_per_token,
         bytes_per_token_per_layer=-(-page // block_size),
         bytes_per_token=-(-block // block_size),
+        bytes_per_token_past_window=-(-page * num_full // block_size),
         bytes_per_block_per_layer=page,
         bytes_per_block=block,
         padding_per_block=block - model.num_layers * block_size * spec.bytes_per_token,
@@ -330,6 +353,7 @@ def _from_config(outer: Mapping[str, Any], *, name: str) -> ModelCache:
         "name": name,
         "num_layers": num_layers,
         "num_window_layers": num_window_layers,
+        "window": config.get("sliding_window") if num_window_layers else None,
         "num_heads": num_heads,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }
@@ -363,7 +387,7 @@ def _count_layers(config: Mapping[str, Any], name: str) -> tuple[int, int]:
         return len(cached), sum(kind in _WINDOWED for kind in cached)
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return num_layers, 0
-    if pattern := config.get("sliding_window_pattern"):
+    if pattern := config.get("sliding_window_pattern", _PATTERNS.get(config.get("model_type", ""))):
         return num_layers, num_layers - num_layers // pattern
     # Qwen: the first layers see everything.
     first = config["max_window_layers"] if config.get("max_window_layers") is not None else 0

@@ -53,6 +53,30 @@ def test_deepseek_v3_keeps_576_values_per_token_and_layer():
     assert p.bytes_per_token == 61 * 576 * 2
 
 
+def test_gemma_3_27b_past_its_window():
+    p = plan("gemma-3-27b", "50GiB")
+    assert (p.attention, p.values_per_token_per_layer, p.window) == ("GQA", 2 * 16 * 128, 1024)
+    assert p.bytes_per_token == 62 * 8 * KiB
+    # One layer in six sees everything: 10 of 62.
+    assert p.bytes_per_token_past_window == 10 * 8 * KiB
+
+
+def test_a_pattern_that_a_class_has_of_itself():
+    sliding = {**TINY, "num_hidden_layers": 13, "sliding_window": 4}
+    counts = {kind: read_model({**sliding, "model_type": kind}).num_window_layers
+              for kind in ("mistral", "gemma2", "gemma3_text", "gpt_oss")}  # fmt: skip
+    assert counts == {"mistral": 13, "gemma2": 7, "gemma3_text": 11, "gpt_oss": 7}
+
+
+@pytest.mark.parametrize(
+    ("model", "attention"),
+    [("llama-2-7b", "MHA"), ("llama-3-8b", "GQA"), ("deepseek-v3", "MLA"),
+     ({**TINY, "num_key_value_heads": 1}, "MQA")],
+)  # fmt: skip
+def test_how_heads_share_what_is_kept(model, attention):
+    assert read_model(model).attention == attention
+
+
 def test_three_requests_take_six_blocks():
     taken = occupancy([25, 47, 12], 16)
     assert (taken.num_blocks, taken.num_slots, taken.num_tokens) == (6, 96, 84)

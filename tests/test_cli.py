@@ -106,6 +106,33 @@ def test_plan_for_a_person():
     assert "819,200" in shown
 
 
+def test_plan_of_several_models_side_by_side():
+    names = ("llama-2-13b", "llama-3-70b", "deepseek-v3", "gemma-3-27b")
+    found = run_json("plan", *names, "--memory", "50GiB", "--requests-of", "1000")
+    assert [own["model"] for own in found] == list(names)
+    kept = [
+        (own["attention"], own["values_per_token_per_layer"], own["bytes_per_token_per_layer"])
+        for own in found
+    ]
+    assert kept == [
+        ("MHA", 10_240, 20_480), ("GQA", 2_048, 4_096), ("MLA", 576, 1_152), ("GQA", 4_096, 8_192)
+    ]  # fmt: skip
+    assert (found[3]["num_window_layers"], found[3]["window"]) == (52, 1024)
+    shown = run("plan", *names, "--memory", "50GiB").stdout
+    assert all(text in shown for text in (*names, "10,240", "576", "MLA", "MHA"))
+
+
+def test_layouts_of_several_models_side_by_side():
+    names = ("llama-2-13b", "llama-3-70b", "deepseek-v3")
+    found = run_json("layouts", *names)
+    assert list(found) == list(names)
+    pages = {name: {row["name"]: row["bytes_per_token"] for row in found[name]} for name in names}
+    assert [pages[name]["pallas"] for name in names] == [20_480, 4_096, None]
+    assert [pages[name]["mla"] for name in names] == [None, None, 1_152]
+    shown = run("layouts", *names).stdout
+    assert all(text in shown for text in (*names, "(20,480)", "(4,096)", "(1,152)"))
+
+
 def test_backends():
     rows = run_json("backends")
     assert [row["name"] for row in rows[:5]] == OURS

@@ -84,9 +84,14 @@ def _backend_row(name: str, target: str) -> dict[str, Any]:
 
 
 def layouts(
-    model: Annotated[
-        str, typer.Argument(help="A preset, a config.json, a Hugging Face folder or a built-in.")
-    ] = "llama-3-8b",
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="A preset, a config.json, a Hugging Face folder or a built-in; several side by "
+            "side. llama-3-8b by default.",
+        ),
+    ] = None,
     num_blocks: Annotated[int, typer.Option(help="Blocks in the shape shown.")] = 1024,
     dtype: Annotated[
         str | None, typer.Option(help="Storage type; the model's own by default.")
@@ -98,40 +103,86 @@ def layouts(
 ) -> None:
     """Every layout: its pattern, and one layer's array and page for a model.
 
+    Of several models the pages alone are shown; their JSON is an object by model.
+
     \b
     Example:
       paged layouts llama-3-8b --dtype bfloat16 --block-size 16
+      paged layouts llama-2-13b llama-3-70b deepseek-v3 gemma-3-27b
       paged layouts deepseek-v3 --target tpu --json
     """
     from paged.backends.registry import TARGETS
-    from paged.layouts import LAYOUTS, check_slots_fit
+    from paged.layouts import check_slots_fit
 
     if target not in TARGETS:
         raise ValueError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
-    spec = model_cache(model).spec(block_size=block_size, dtype=dtype, tp=tp)
+    models = models or ["llama-3-8b"]
     check_slots_fit(num_blocks, block_size)
-    rows: list[dict[str, Any]] = []
-    for layout in LAYOUTS.values():
-        row: dict[str, Any] = {"name": layout.name, "pattern": layout.pattern}
-        if reasons := layout.refusals(spec):
-            rows.append({**row, "shape": None, "page_bytes": None, "reason": "; ".join(reasons)})
-            continue
-        shape = list(layout.shape(num_blocks, spec))
-        page_bytes = layout.page_bytes(spec, target=target)
-        rows.append({**row, "shape": shape, "page_bytes": page_bytes})
+    caches = {model: model_cache(model) for model in models}
+    specs = {
+        model: cache.spec(block_size=block_size, dtype=dtype, tp=tp)
+        for model, cache in caches.items()
+    }
+    found = {model: _layout_rows(spec, num_blocks, target) for model, spec in specs.items()}
     if as_json:
-        print_json(rows)
+        print_json(found[models[0]] if len(found) == 1 else found)
+        return
+    kept = {
+        model: f"{caches[model].attention}, {spec.values_per_token:,} values a token and layer, "
+        f"{spec.dtype}"
+        for model, spec in specs.items()
+    }
+    asked = f"{block_size} tokens a block, on {target}"
+    if len(found) > 1:
+        print_table(
+            ("layout", *found),
+            [
+                ("", *kept.values()),
+                *(
+                    (rows[0]["name"], *(_page(row, "-") for row in rows))
+                    for rows in zip(*found.values(), strict=True)
+                ),
+            ],
+            title=f"bytes of a page (of a token in it), {asked}",
+        )
         return
     print_table(
-        ("layout", "pattern", "shape", "page bytes"),
+        ("layout", "pattern", "shape", "page bytes (a token's)"),
         [
             (
                 row["name"],
                 row["pattern"],
                 "x".join(map(str, row["shape"])) if row["shape"] else "-",
-                f"{row['page_bytes']:,}" if row["page_bytes"] else "cannot hold this cache",
+                _page(row, "cannot hold this cache"),
             )
-            for row in rows
+            for row in found[models[0]]
         ],
-        title=f"{model}, {spec.dtype}, {block_size} tokens a block, on {target}",
+        title=f"{models[0]}: {kept[models[0]]}, {asked}",
     )
+
+
+def _layout_rows(spec: Any, num_blocks: int, target: str) -> list[dict[str, Any]]:
+    from paged.layouts import LAYOUTS
+
+    rows: list[dict[str, Any]] = []
+    for layout in LAYOUTS.values():
+        row: dict[str, Any] = {"name": layout.name, "pattern": layout.pattern}
+        if reasons := layout.refusals(spec):
+            none = {"shape": None, "page_bytes": None, "bytes_per_token": None}
+            rows.append({**row, **none, "reason": "; ".join(reasons)})
+            continue
+        page_bytes = layout.page_bytes(spec, target=target)
+        rows.append(
+            {
+                **row,
+                "shape": list(layout.shape(num_blocks, spec)),
+                "page_bytes": page_bytes,
+                # A block's share, rounded up.
+                "bytes_per_token": -(-page_bytes // spec.block_size),
+            }
+        )
+    return rows
+
+
+def _page(row: dict[str, Any], none: str) -> str:
+    return f"{row['page_bytes']:,} ({row['bytes_per_token']:,})" if row["page_bytes"] else none

@@ -1,6 +1,6 @@
 """`paged plan`: what a model's cache costs, and what fits."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,8 +9,13 @@ from paged.cli.models import model_cache
 
 
 def plan(
-    model: Annotated[
-        str, typer.Argument(help="A preset, a config.json, a Hugging Face folder or a built-in.")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A preset, a config.json, a Hugging Face folder or a built-in; several side by "
+            "side.",
+        ),
     ],
     memory: Annotated[str, typer.Option(help="Bytes for the cache on one rank: 50GiB, 24GB.")],
     dtype: Annotated[
@@ -30,31 +35,49 @@ def plan(
     """Bytes per token and per block of a model's cache, and what fits into a memory budget.
 
     All figures are of one rank. num_blocks counts the null block, which requests cannot have;
-    layers with a window count as if they kept every token.
+    layers with a window count as if they kept every token, but for bytes_per_token_past_window.
 
     \b
     Example:
       paged plan llama-2-13b --memory 50GiB --dtype float16 --block-size 16 --tp 1 --json
+      paged plan llama-2-13b llama-3-70b deepseek-v3 gemma-3-27b --memory 50GiB
     """
-    from paged import capacity
-
-    found = capacity.plan(
-        model_cache(model),
-        memory,
-        dtype=dtype,
-        block_size=block_size,
-        tp=tp,
-        layout=None if layout == "auto" else layout,
-        target=target,
-    )
-    rows = found.as_dict()
-    if requests_of is not None:
-        rows["blocks_per_request"] = capacity.blocks_for(requests_of, block_size)
-        rows["num_requests"] = found.num_requests(requests_of)
+    found = [
+        _figures(
+            model,
+            requests_of,
+            memory=memory,
+            dtype=dtype,
+            block_size=block_size,
+            tp=tp,
+            layout=None if layout == "auto" else layout,
+            target=target,
+        )
+        for model in models
+    ]
     if as_json:
-        print_json(rows)
+        print_json(found[0] if len(found) == 1 else found)
         return
     print_table(
-        ("", "value"),
-        [(name, f"{value:,}" if isinstance(value, int) else value) for name, value in rows.items()],
+        ("", *(["value"] if len(models) == 1 else models)),
+        [(name, *(_shown(figures[name]) for figures in found)) for name in found[0]],
     )
+
+
+def _figures(
+    model: str, requests_of: int | None, *, memory: str, block_size: int, **options: Any
+) -> dict[str, Any]:
+    from paged import capacity
+
+    found = capacity.plan(model_cache(model), memory, block_size=block_size, **options)
+    figures = found.as_dict()
+    if requests_of is not None:
+        figures["blocks_per_request"] = capacity.blocks_for(requests_of, block_size)
+        figures["num_requests"] = found.num_requests(requests_of)
+    return figures
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
