@@ -40,6 +40,10 @@ class PagedAttention:
         self.metadata = metadata
         self._resolutions = resolutions
 
+    def target(self, layer: int) -> str:
+        """The platform that a layer's calls are compiled for."""
+        return self._resolutions[layer].target
+
     def __call__(
         self,
         layer: int,

@@ -1,5 +1,8 @@
 """Models and a tokenizer small enough that compiling them is the longest part of a test."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import tokenizers
@@ -7,6 +10,7 @@ from flax import nnx
 from tokenizers import decoders, models, pre_tokenizers
 
 from paged.models import ModelConfig, Tokenizer, Transformer
+from tests.engine.paged_steps import TOKENS
 
 EOS = 256
 
@@ -50,3 +54,20 @@ def prompts() -> list[list[int]]:
     """Twenty prompts of 3 to 22 tokens, all of them printable ASCII for `byte_tokenizer`."""
     rng = np.random.default_rng(5)
     return [rng.integers(0, 94, length).tolist() for length in range(3, 23)]
+
+
+@pytest.fixture(scope="session")
+def peers(tmp_path_factory) -> Callable[..., Any]:
+    """By name, folder and logits of a peer that `save(folder)` writes; each is built once."""
+    built = {}
+
+    def get(name: str, save: Callable[[Any], Any]) -> tuple[Any, np.ndarray]:
+        torch = pytest.importorskip("torch", reason="the peer is a PyTorch model")
+        if name not in built:
+            folder = tmp_path_factory.mktemp(name)
+            peer = save(folder)
+            with torch.no_grad():
+                built[name] = folder, peer(torch.tensor(TOKENS)).logits.numpy()
+        return built[name]
+
+    return get

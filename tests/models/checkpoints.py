@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from paged.models import DenseAttention, Transformer
+from paged.models import DenseAttention, Transformer, load_model, save_model
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -143,3 +143,33 @@ def dense_logits(model: Transformer, tokens: np.ndarray) -> np.ndarray:
         return model.logits(model(tokens, jnp.arange(len(tokens)), attention))
 
     return np.asarray(forward(model, jnp.asarray(tokens)))
+
+
+def peer_logits(peer: Any, tokens: np.ndarray) -> np.ndarray:
+    """The peer's logits [tokens, vocab] of one sequence."""
+    torch = pytest.importorskip("torch", reason="the peer is a PyTorch model")
+    with torch.no_grad():
+        return peer(torch.tensor(tokens)[None]).logits[0].numpy()
+
+
+def check_logits(peer: Any, folder: str | Path, tokens: np.ndarray, **options: Any) -> None:
+    """What is loaded from a folder has the logits of the peer that was saved there, to 1e-4."""
+    theirs = peer_logits(peer, tokens)
+    ours = dense_logits(load_model(folder, **options), tokens)
+    # A peer whose logits hardly differ from one another would prove little.
+    assert theirs.std() > 0.5
+    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+
+
+def check_that_transformers_loads_what_we_save(
+    peer: Any, theirs: str | Path, ours: str | Path, tokens: np.ndarray
+) -> None:
+    """Saves what is loaded from `theirs` to `ours`, and has transformers load that."""
+    transformers = pytest.importorskip("transformers", reason="the peer is a transformers model")
+    model = load_model(theirs)
+    save_model(model, ours)
+    again = transformers.AutoModelForCausalLM.from_pretrained(ours, attn_implementation="eager")
+    assert type(again) is type(peer)
+    found = peer_logits(again.eval(), tokens)
+    np.testing.assert_allclose(found, peer_logits(peer, tokens), atol=1e-5, rtol=0)
+    assert load_model(ours).config == model.config

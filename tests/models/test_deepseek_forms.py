@@ -10,6 +10,7 @@ from paged import MetadataBuilder, resolve
 from paged.blocks import BlockTable
 from paged.models import DeepseekConfig, DeepseekTransformer, RouterConfig
 from paged.models.deepseek import absorbed_cost, expanded_cost, prefers_expanded
+from paged.models.deepseek.cost import BALANCE
 from paged.models.deepseek.mla import first_expanded
 from paged.models.paged_attention import PagedAttention
 
@@ -80,6 +81,10 @@ def one_step(model, sequences, *, backend="xla", layout="mla", **storage):
     return np.asarray(out)[: sum(new for _, new in sequences)]
 
 
+def first_of(model, sequences):
+    return first_expanded(model.config, inputs(sequences)[0], target="cpu", itemsize=4)
+
+
 @pytest.fixture(scope="module")
 def model():
     # Compiled whole: drawing one matrix after another takes longer.
@@ -110,7 +115,7 @@ def test_the_expanded_form_gives_what_the_absorbed_gives(model, absorbed, name):
     ],
 )
 def test_one_step_takes_both_forms(model, absorbed, name, first, backend, layout):
-    assert first_expanded(model.config, inputs(STEPS[name])[0]) == first
+    assert first_of(model, STEPS[name]) == first
     model.use_form("auto")
     found = one_step(model, STEPS[name], backend=backend, layout=layout)
     np.testing.assert_allclose(found, absorbed[name], atol=TOLERANCE, rtol=0)
@@ -127,8 +132,8 @@ def test_both_forms_read_a_quantised_cache_alike(model):
 
 
 def test_a_step_of_decodes_expands_none_and_one_of_prefills_all(model):
-    assert first_expanded(model.config, inputs([(40, 1), (7, 1)])[0]) == 2
-    assert first_expanded(model.config, inputs([(0, 40), (0, 9)])[0]) == 0
+    assert first_of(model, [(40, 1), (7, 1)]) == 2
+    assert first_of(model, [(0, 40), (0, 9)]) == 0
 
 
 def test_a_form_is_checked(model):
@@ -152,22 +157,32 @@ def test_costs_by_hand():
 
 
 @pytest.mark.parametrize("config", [V3, small()], ids=["v3", "small"])
-def test_the_choice_is_the_cheaper_form_and_never_a_decode_expanded(config):
-    for query_len in (1, 2, 13, 100, 170, 180, 500, 4096):
+@pytest.mark.parametrize("target", BALANCE)
+def test_the_choice_is_the_cheaper_form_and_never_a_decode_expanded(config, target):
+    traced = jax.jit(lambda q, s: prefers_expanded(config, q, s, target=target))
+    for query_len in (1, 2, 13, 100, 170, 500, 4096):
         for history in (0, 1, 100, 5000, 200_000):
             lengths = query_len, query_len + history
-            cheaper = (
-                expanded_cost(config, *lengths).operations
-                < absorbed_cost(config, *lengths).operations
-            )
-            assert prefers_expanded(config, *lengths) == (cheaper and query_len > 1)
-            traced = jax.jit(lambda q, s: prefers_expanded(config, q, s))(*lengths)
-            assert traced == prefers_expanded(config, *lengths)
+            absorbed, expanded = (cost(config, *lengths) for cost in (absorbed_cost, expanded_cost))
+            saved = absorbed.operations - expanded.operations
+            saved += BALANCE[target] * (absorbed.num_bytes - expanded.num_bytes)
+            chosen = prefers_expanded(config, *lengths, target=target)
+            assert chosen == (saved > 0 and query_len > 1)
+            assert traced(*lengths) == chosen
 
 
-def test_v3_expands_from_171_queries_after_a_long_history():
-    assert not prefers_expanded(V3, 170, 10_000_000)
-    assert prefers_expanded(V3, 172, 10_000_000)
+def test_each_sequence_of_an_array_is_weighed_by_itself():
+    # Products of these lengths pass int32.
+    queries, keys = jnp.array([1, 4096, 0, 30_000]), jnp.array([9, 4096, 0, 200_000])
+    chosen = jax.jit(lambda q, s: prefers_expanded(V3, q, s))(queries, keys)
+    assert chosen.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("target", "first"), [("cpu", 177), ("cuda", 343)])
+def test_v3_expands_later_where_bytes_are_dearer(target, first):
+    # Of operations alone from 171 on: each query saves 768 a key, and a key costs 131,072.
+    assert not prefers_expanded(V3, first - 1, 10_000_000, target=target)
+    assert prefers_expanded(V3, first, 10_000_000, target=target)
 
 
 def test_a_latent_no_narrower_than_the_heads_is_never_expanded():

@@ -10,15 +10,26 @@ operations (a multiplication and an addition are two):
 The absorbed form projects each query into the latent space and each output out of it; the expanded
 one projects each key and value up, those of earlier tokens again in every step. Its keys are
 narrower: for DeepSeek-V3 a pair of query and key costs 640 operations in place of 2,176. So it
-pays for many queries, and where there is no history (q = s) from the first. A decode would project
-its whole history for one query; it is bound by bytes besides, and those of the absorbed form are
-the latents alone.
+pays for many queries, and where there is no history (q = s) from the first. What it projects goes
+through memory besides, written once and read once, and so do the wider queries and outputs of the
+absorbed form: both are weighed, bytes as the operations that the machine could do meanwhile. A
+decode is never expanded: it would project its whole history for one query.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from paged.models.deepseek.config import DeepseekConfig
+
+BALANCE = {"cpu": 7.0, "cuda": 206.0, "rocm": 247.0, "tpu": 240.0}
+"""By target, the operations that a machine does in the time of a byte.
+
+cpu: two cores with AVX2 in fp32, 134 GFLOP/s and 18 GB/s, both measured. The others are vendors'
+figures in bfloat16: H200 989 TFLOP/s and 4.8 TB/s, MI300X 1,307 and 5.3, TPU v5e 197 and 0.819.
+On the cpu bytes hardly move the choice. Measured there with the widths of V2-Lite, fp32, November
+2026: after 1,024 and 4,096 tokens both forms take the same time from about 128 to 192 new ones.
+Operations alone say 159 and 168, with bytes it is 165 and 178.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,63 +43,75 @@ class Cost:
             keeps it on the chip.
     """
 
-    operations: float
-    num_bytes: float
+    operations: Any
+    num_bytes: Any
+
+    def weight(self, balance: float) -> Any:
+        """Operations, and those of the time that the bytes take; see `BALANCE`."""
+        return self.operations + balance * self.num_bytes
 
 
 def absorbed_cost(
-    config: DeepseekConfig, query_len: int, seq_len: int, *, itemsize: int = 2
+    config: DeepseekConfig, query_len: Any, seq_len: Any, *, itemsize: int = 2
 ) -> Cost:
     """Cost of the absorbed form.
 
     Args:
         config: the model.
-        query_len: new tokens of the sequence, at least 1.
-        seq_len: all of them, the new ones included.
+        query_len: new tokens of the sequence; numbers or arrays, NumPy's or JAX's, also under a
+            trace.
+        seq_len: all of them, the new ones included; the same.
         itemsize: bytes of a number in parameters, activations and cache.
     """
-    rank, projected = config.kv_lora_rank, config.qk_nope_head_dim + config.v_head_dim
-    heads, pairs = config.num_heads, query_len * (seq_len - (query_len - 1) / 2)
-    operations = 2 * heads * (query_len * rank * projected + pairs * (config.latent_dim + rank))
-    numbers = (
-        seq_len * config.latent_dim
-        + heads * rank * projected
-        + query_len * heads * (config.qk_head_dim + config.v_head_dim)
-        # Queries in the latent space, and outputs there.
-        + 2 * query_len * heads * (config.latent_dim + rank)
-    )
+    queries, keys, pairs = _lengths(query_len, seq_len)
+    rank, heads = config.kv_lora_rank, config.num_heads
+    projected = float(rank * (config.qk_nope_head_dim + config.v_head_dim))
+    wide = config.latent_dim + rank
+    operations = 2.0 * heads * (queries * projected + pairs * wide)
+    # Queries in the latent space, and outputs there.
+    numbers = _least_numbers(config, queries, keys) + 2.0 * heads * queries * wide
     return Cost(operations, numbers * itemsize)
 
 
 def expanded_cost(
-    config: DeepseekConfig, query_len: int, seq_len: int, *, itemsize: int = 2
+    config: DeepseekConfig, query_len: Any, seq_len: Any, *, itemsize: int = 2
 ) -> Cost:
     """Cost of the expanded (up-projected) form; the arguments are those of `absorbed_cost`."""
-    rank, projected = config.kv_lora_rank, config.qk_nope_head_dim + config.v_head_dim
-    heads, pairs = config.num_heads, query_len * (seq_len - (query_len - 1) / 2)
-    operations = (
-        2 * heads * (seq_len * rank * projected + pairs * (config.qk_head_dim + config.v_head_dim))
-    )
-    numbers = (
-        seq_len * config.latent_dim
-        + heads * rank * projected
-        + query_len * heads * (config.qk_head_dim + config.v_head_dim)
-        + 2 * seq_len * heads * (config.qk_head_dim + config.v_head_dim)
-    )
+    queries, keys, pairs = _lengths(query_len, seq_len)
+    heads, narrow = config.num_heads, config.qk_head_dim + config.v_head_dim
+    projected = float(config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim))
+    operations = 2.0 * heads * (keys * projected + pairs * narrow)
+    numbers = _least_numbers(config, queries, keys) + 2.0 * heads * keys * narrow
     return Cost(operations, numbers * itemsize)
 
 
-def prefers_expanded(config: DeepseekConfig, query_len: Any, seq_len: Any) -> Any:
-    """Whether the expanded form takes fewer operations, and the sequence is no decode.
+def _lengths(query_len: Any, seq_len: Any) -> tuple[Any, Any, Any]:
+    """Both, and the pairs of a query and a key that it sees; as floats, for products pass int32."""
+    queries, keys = query_len * 1.0, seq_len * 1.0
+    return queries, keys, queries * (keys - (queries - 1.0) / 2.0)
+
+
+def _least_numbers(config: DeepseekConfig, queries: Any, keys: Any) -> Any:
+    """What either form reads and writes: latents, the up-projection, queries and outputs."""
+    up = float(config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim))
+    own = config.qk_head_dim + config.v_head_dim
+    return keys * config.latent_dim + config.num_heads * (up + queries * own)
+
+
+def prefers_expanded(
+    config: DeepseekConfig, query_len: Any, seq_len: Any, *, target: str = "cpu", itemsize: int = 2
+) -> Any:
+    """Whether the expanded form weighs less on a target, and the sequence is no decode.
 
     Args:
         config: the model.
-        query_len: numbers or arrays, NumPy's or JAX's, also under a trace; 0 prefers nothing.
+        query_len: as for `absorbed_cost`; 0 prefers nothing.
         seq_len: the same.
+        target: one of `BALANCE`.
+        itemsize: as for `absorbed_cost`.
     """
-    rank, projected = config.kv_lora_rank, config.qk_nope_head_dim + config.v_head_dim
-    # In floats: a product of two lengths passes int32.
-    queries, keys = query_len * 1.0, seq_len * 1.0
-    pairs = queries * (keys - (queries - 1.0) / 2.0)
-    saved = pairs * (2.0 * rank - projected)
-    return (query_len > 1) & (saved > (keys - queries) * float(rank * projected))
+    absorbed, expanded = (
+        cost(config, query_len, seq_len, itemsize=itemsize).weight(BALANCE[target])
+        for cost in (absorbed_cost, expanded_cost)
+    )
+    return (query_len > 1) & (expanded < absorbed)

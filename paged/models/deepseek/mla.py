@@ -122,7 +122,12 @@ class LatentAttention(nnx.Module):
             return absorbed(metadata)
         if self.form == "expanded":
             return attend_expanded(query, cache, metadata, up, spec)
-        first = first_expanded(self.config, metadata)
+        first = first_expanded(
+            self.config,
+            metadata,
+            target=attention.target(self.layer),
+            itemsize=query.dtype.itemsize,
+        )
         expanded = attend_expanded(query, cache, metadata, up, spec, first)
         # A step of prefills alone pays nothing for the form that it does not take.
         return expanded + jax.lax.cond(
@@ -145,14 +150,22 @@ def leave(
     return jnp.einsum("thr,hvr->thv", out, up.value)
 
 
-def first_expanded(config: DeepseekConfig, metadata: AttentionMetadata) -> Int[Array, ""]:
-    """The first sequence that prefers the expanded form; `num_seqs` where none does.
+def first_expanded(
+    config: DeepseekConfig, metadata: AttentionMetadata, *, target: str, itemsize: int
+) -> Int[Array, ""]:
+    """The first sequence that prefers the expanded form on a target; `num_seqs` where none does.
 
     Those behind it take that form too, so that each form gets a range of sequences: the contract
     puts decodes first, which are what must not be expanded.
     """
     starts = jnp.asarray(metadata.query_start_loc)
-    prefers = prefers_expanded(config, starts[1:] - starts[:-1], jnp.asarray(metadata.seq_lens))
+    prefers = prefers_expanded(
+        config,
+        starts[1:] - starts[:-1],
+        jnp.asarray(metadata.seq_lens),
+        target=target,
+        itemsize=itemsize,
+    )
     none = jnp.asarray(metadata.distribution)[2]
     return jnp.where(prefers.any(), jnp.argmax(prefers), none).astype(jnp.int32)
 
