@@ -58,11 +58,14 @@ class KVCacheManager(ManagerView):
     features = frozenset(
         {
             "prefix caching",
+            "partial tails",
             "fork",
             "groups",
             "sliding window",
             "speculation",
             "swap",
+            "watermark",
+            "batches",
             "ranks",
         }
     )
