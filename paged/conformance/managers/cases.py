@@ -247,6 +247,19 @@ MANAGER_CASES: tuple[ManagerCase, ...] = (
     _caching("prefix/reset", "a reset while blocks are in use", "B16", "reset"),
     _caching("prefix/events", "events that do not add up to the index", "B17", "events"),
     _caching(
+        "prefix/comes_back",
+        "a preempted request computes again what is still cached",
+        "B14",
+        "comes_back",
+    ),
+    ManagerCase(
+        "prefix/collision_before_a_window",
+        "a digest stands for another's contents once its block is gone",
+        "B9",
+        "collision_before_a_window",
+        needs=("sliding window", "prefix caching"),
+    ),
+    _caching(
         "prefix/collision_forgotten",
         "a digest stands for ever for what nobody holds any more",
         "B9",

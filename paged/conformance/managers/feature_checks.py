@@ -148,6 +148,18 @@ def window_in_flight(make: Make, seed: int) -> None:
     expect_raises("a step that is not in flight", manager.end_step, step)
     manager.end_step(later)
     manager.allocate_slots("b", 12)
+    # Whatever is given up waits for the last step dispatched before.
+    manager = make(5, 4)
+    admitted(manager, "a", range(9))
+    steps = [manager.begin_step(), manager.begin_step()]
+    manager.free("a")
+    manager.end_step(steps[0])
+    expect("free blocks with one of two steps ended", manager.num_free_blocks, 1)
+    expect("can_admit of what waits", manager.can_admit(manager.prompt(range(50, 60))), False)
+    # What waits can be asked for again, and is in use then.
+    expect("cached of what waits", admitted(manager, "b", range(9)), 8)
+    manager.end_step(steps[1])
+    expect("free blocks when both have ended", manager.num_free_blocks, 1)
 
 
 def window_hit(make: Make, seed: int) -> None:
@@ -194,7 +206,14 @@ def fixed_point(make: Make, seed: int) -> None:
     given = manager.admit("a", manager.prompt(range(20)))
     expect("blocks of the full group", 0 in given.block_ids[0], False)
     expect("blocks of the window group before it", given.block_ids[1][:3].count(0), 3)
+    # Window first, full second: what the window group accepts the full one does not have, and
+    # what that has left the window group does not accept.
+    manager = make(12, 4, groups=groups[::-1])
+    admitted(manager, "a", range(17))
+    manager.append_slots("a")
     manager.free("a")
+    manager.allocate_slots("b", 16)
+    expect("cached in neither", manager.num_cached_tokens(manager.prompt(range(20))), 0)
     # One group's allocation must not evict what the other has just hit.
     manager = make(13, 4, groups=groups)
     admitted(manager, "a", range(12))
@@ -255,8 +274,18 @@ def swap(make: Make, seed: int) -> None:
     )
     expect("blocks of the host when they are", manager.num_free_host_blocks, 3)
     expect("cached of what came back", admitted(manager, "c", range(10)), 8)
+    # A request whose digests stand for another's contents must not come back to those.
+    manager = make(20, 4, host_blocks=3, hash=lambda data: b"same")
+    admitted(manager, "x", range(50, 59))
+    admitted(manager, "a", range(9))
+    manager.take_copies()
+    manager.swap_out("a")
+    manager.take_copies()
+    back = manager.swap_in("a").block_ids[0]
+    expect("blocks of another after the return", set(back) & set(manager.block_ids("x")), set())
+    manager = make(9, 4)
     admitted(manager, "d", range(90, 94))
-    expect_raises("a second swap without room on the host", make(9, 4).swap_out, "d")
+    expect_raises("a swap without a host pool", manager.swap_out, "d")
 
 
 def watermark(make: Make, seed: int) -> None:

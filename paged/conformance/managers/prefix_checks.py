@@ -167,6 +167,33 @@ def colliding_hash(make: Make, seed: int) -> None:
         expect(f"cached with another {word}", admitted(manager, word, twisted), same)
 
 
+def collision_before_a_window(make: Make, seed: int) -> None:
+    """A digest whose block is gone still stands for what was cached with it."""
+    manager = make(9, 4, hash=_parities, groups=[{"block_size": 4, "kind": "window", "size": 4}])
+    admitted(manager, "a", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    manager.append_slots("a")
+    manager.allocate_slots("all", 24)  # evicts the block before the window, and no other
+    manager.free("all")
+    expect("cached of another first block", admitted(manager, "b", [3, 2, 3, 4, 5]), 0)
+    expect("cached of what is gone", admitted(manager, "c", [1, 2, 3, 4, 0]), 0)
+
+
+def comes_back(make: Make, seed: int) -> None:
+    """A request that lost its blocks comes back with its outputs as part of its prompt."""
+    manager = make(20, 4)
+    prompt = manager.prompt(range(9), salt="x")
+    manager.admit("a", prompt)
+    manager.commit_prompt("a", 9)
+    for token in range(9, 17):
+        manager.append_batch([manager.row("a")], [token])
+    manager.free("a")
+    longer = prompt.followed_by(range(9, 17))
+    expect("tokens of the longer prompt", len(longer), 17)
+    expect("cached of it", manager.num_cached_tokens(longer), 16)
+    again = manager.num_cached_tokens(manager.prompt(range(17), salt="x"))
+    expect("cached of the same, hashed at once", again, 16)
+
+
 def collision_forgotten(make: Make, seed: int) -> None:
     """A digest is free again when nothing that was made with it is left."""
     manager = make(5, 4, hash=lambda data: _parities(data)[:1])
@@ -233,6 +260,14 @@ def events(make: Make, seed: int) -> None:
     found = manager.num_cached_tokens(manager.prompt(range(9)))
     expect("cached of the old prompt, against the events", found // 4, len(index) - 6)
     manager.free("c")
+    for name in "de":
+        manager.admit(name, manager.prompt(range(80, 86)))
+    for name in "de":
+        manager.commit_prompt(name, 6)
+    kinds = replay()
+    expect("events of two that compute one block", kinds, ["BlocksRemoved"] * 2 + ["BlocksStored"])
+    manager.free("d")
+    manager.free("e")
     manager.reset()
     expect("events of a reset", replay(), ["AllCleared"])
 
@@ -248,7 +283,9 @@ CHECKS = {
         same_block_at_once,
         hash_of_all_keys,
         colliding_hash,
+        collision_before_a_window,
         collision_forgotten,
+        comes_back,
         reset,
         events,
     )

@@ -45,7 +45,7 @@ def run_manager_mutants(
 def _tried(manager: Any, mutant: Mutant, seed: int) -> MutantResult:
     start = time.perf_counter()
     faulty = clone_class(manager, mutant)
-    likely = LIKELY[mutant.kind]
+    likely = mutant.likely or LIKELY[mutant.kind]
     names = [case.name for case in MANAGER_CASES]
     for case in [*likely, *(name for name in names if name not in likely)]:
         for failure in run_manager_conformance(faulty, cases=case, seed=seed).failures:
