@@ -77,8 +77,9 @@ class Group:
         blocks = self.num_blocks(num_tokens) - self.first_block(hit)
         if self.size is None or chunk is None:
             return blocks
-        # Its own tokens, those that the first of them reads, and a block cut off at either end.
-        return min(blocks, self.num_blocks(self.size + chunk - 1) + 1)
+        # A chunk gets its blocks before what only the chunk before it read goes; and a block may
+        # be cut off at either end.
+        return min(blocks, self.num_blocks(self.size - 1 + 2 * chunk) + 1)
 
     def longest_hit(self, limit: int, step: int, is_cached: Callable[[int], bool]) -> int:
         """The longest prefix of at most `limit` tokens, a multiple of `step`, that can be taken
