@@ -4,6 +4,7 @@ No kernel runs here, and nothing but the block manager is asked: neither jax nor
 """
 
 from paged.replay.clock import StepTime
+from paged.replay.compare import BLOCK_SIZES, POLICIES, Setting, compare, default_pool, longest
 from paged.replay.contiguous import GUESSES, Contiguous
 from paged.replay.heaps import HEAPS, power_of_two
 from paged.replay.measure import KINDS, Figures, Series
@@ -13,9 +14,11 @@ from paged.replay.service import Limits, serve
 from paged.replay.trace import Trace, read_trace
 
 __all__ = [
+    "BLOCK_SIZES",
     "GUESSES",
     "HEAPS",
     "KINDS",
+    "POLICIES",
     "Contiguous",
     "Figures",
     "Held",
@@ -23,8 +26,12 @@ __all__ = [
     "Memory",
     "Paged",
     "Series",
+    "Setting",
     "StepTime",
     "Trace",
+    "compare",
+    "default_pool",
+    "longest",
     "power_of_two",
     "read_trace",
     "serve",

@@ -76,7 +76,7 @@ class Memory(Protocol):
         ...
 
     def grow(self, requests: Int64[np.ndarray, " running"], steps: int) -> None:
-        """Give each of some requests that many slots more; `reach` said that it can be done."""
+        """Give each running request that many slots more; `reach` said that it can be done."""
         ...
 
     def release(self, request: int) -> None:

@@ -1,11 +1,16 @@
-"""Paged allocation: blocks from the block manager, one by one as a request grows."""
+"""Paged allocation: blocks from the block manager, one by one as a request grows.
+
+Where the trace says what prompts share, the manager's own prefix cache finds it: a prompt's full
+blocks are known from its admission on. What was generated is not: no trace says what it was, so
+that no later prompt can be seen to repeat it.
+"""
 
 import numpy as np
 from jaxtyping import Int64
 
-from paged.blocks import KVCacheManager, OutOfBlocks
+from paged.blocks import KVCacheManager, OutOfBlocks, Prompt
 from paged.replay.memory import Held, Slots, Steps
-from paged.replay.trace import Trace
+from paged.replay.trace import OUTPUT_TOKEN, Trace
 
 
 class Paged:
@@ -17,14 +22,22 @@ class Paged:
         trace: the requests.
         pool_slots: slots of the pool.
         block_size: tokens per block.
+        watermark: share of the blocks that an admission leaves free for those that run. What it
+            keeps from the first in line is external waste.
 
     Raises:
-        ValueError: a pool of less than two blocks.
+        ValueError: an argument out of range, or a pool of less than two blocks.
     """
 
     name = "paged"
 
-    def __init__(self, trace: Trace, pool_slots: int, block_size: int) -> None:
+    def __init__(
+        self, trace: Trace, pool_slots: int, block_size: int, *, watermark: float = 0.01
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size: got {block_size}, expected at least 1")
+        if not 0 <= watermark < 1:
+            raise ValueError(f"watermark: got {watermark}, expected from 0 to less than 1")
         num_blocks = pool_slots // block_size
         if num_blocks < 2:
             raise ValueError(
@@ -34,7 +47,16 @@ class Paged:
         self.pool_slots = (num_blocks - 1) * block_size
         self._trace = trace
         self._finals = trace.finals
-        self._manager = KVCacheManager(num_blocks, block_size)
+        self._manager = KVCacheManager(
+            num_blocks,
+            block_size,
+            prefix_caching=trace.hash_ids is not None,
+            watermark=int(watermark * (num_blocks - 1)),
+        )
+        # By request, while it runs: its row in the manager's batches.
+        self._rows = np.zeros(len(trace), np.int64)
+        # Of the first in line and of those that run: hashed once.
+        self._prompts: dict[int, Prompt] = {}
 
     @property
     def num_free(self) -> int:
@@ -43,22 +65,24 @@ class Paged:
 
     def refusal(self, request: int) -> str | None:
         """Where it fills more blocks than there are."""
-        wanted = self.wanted(request, int(self._finals[request]))
-        if wanted <= self.pool_slots:
+        final = int(self._finals[request])
+        if self._manager.fits(final):
             return None
+        wanted = self.wanted(request, final)
         return f"policy paged needs {wanted} slots in blocks of {self.block_size} for it"
 
     def wanted(self, request: int, num_tokens: int) -> int:
         """Whole blocks for the tokens that are known."""
-        return -(-num_tokens // self.block_size) * self.block_size
+        return self._manager.num_blocks_needed(num_tokens) * self.block_size
 
     def admit(self, request: int, num_tokens: int) -> int | None:
-        """Blocks for the tokens that are known."""
+        """Blocks for the tokens that are known; those that others have computed are shared."""
         try:
-            self._manager.allocate_slots(request, num_tokens)
+            num_cached = self._allocate(request, num_tokens)
         except OutOfBlocks:
             return None
-        return 0
+        self._rows[request] = self._manager.row(request)
+        return num_cached
 
     def reach(self, slots: Slots, most: int) -> int:
         """As many steps as the free blocks last."""
@@ -66,13 +90,15 @@ class Paged:
         return int(np.searchsorted(self._added(slots, most), free, side="right"))
 
     def grow(self, requests: Int64[np.ndarray, " running"], steps: int) -> None:
-        """A block for each request that fills its last one."""
-        for request in requests.tolist():
-            self._manager.append_slots(request, steps)
+        """A token more for each request, as often as that."""
+        rows = self._rows[requests]
+        for _ in range(steps):
+            self._manager.append_batch(rows)
 
     def release(self, request: int) -> None:
         """Give the blocks back; what is cached of them can be found until they are reused."""
         self._manager.free(request)
+        self._prompts.pop(request, None)
 
     def held(self, slots: Slots, finals: Slots, ahead: Steps) -> Held:
         """Blocks that are shared count once; only a request's last block has empty slots."""
@@ -87,6 +113,26 @@ class Paged:
             (-slots % size).sum() + added - slots.size * ahead,
             internal.cumsum()[ahead],
         )
+
+    def _allocate(self, request: int, num_tokens: int) -> int:
+        """Blocks for a request; returns how many of its tokens are cached.
+
+        Raises:
+            OutOfBlocks: too few are free.
+        """
+        if self._trace.hash_ids is None:
+            self._manager.allocate_slots(request, num_tokens)
+            return 0
+        prompt = self._prompts.get(request)
+        if prompt is None:
+            prompt = self._manager.prompt(self._trace.token_ids(request))
+            self._prompts[request] = prompt
+        generated = np.full(num_tokens - len(prompt), OUTPUT_TOKEN, np.int32)
+        known = prompt.followed_by(generated) if generated.size else prompt
+        admission = self._manager.admit(request, known)
+        # The next one admitted to this step may share them: it attends after they are written.
+        self._manager.commit_prompt(request, len(prompt))
+        return admission.num_cached_tokens
 
     def _added(self, slots: Slots, steps: int) -> Steps:
         """Blocks that have been added after each of the coming steps, over all requests."""

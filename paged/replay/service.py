@@ -71,6 +71,18 @@ def serve(
     Raises:
         ValueError: a request that not even the whole pool can serve.
     """
+    refuse(trace, memory)
+    service = _Service(trace, memory, time or StepTime(), limits or Limits(), max_steps)
+    service.run()
+    return service.figures()
+
+
+def refuse(trace: Trace, memory: Memory) -> None:
+    """Refuse a pool that is too small for one of the requests, which would wait for ever.
+
+    Raises:
+        ValueError: it is.
+    """
     for request in range(len(trace)):
         reason = memory.refusal(request)
         if reason is not None:
@@ -78,9 +90,6 @@ def serve(
                 f"pool: got {memory.pool_slots} slots, too few for request {request + 1} of "
                 f"{trace.name}: {reason}"
             )
-    service = _Service(trace, memory, time or StepTime(), limits or Limits(), max_steps)
-    service.run()
-    return service.figures()
 
 
 @dataclass(slots=True, eq=False)

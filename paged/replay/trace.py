@@ -26,8 +26,11 @@ from jaxtyping import Int32, Int64
 TOKENS_PER_ID = 512
 """Tokens of the prompt that one of Mooncake's ids stands for."""
 
+OUTPUT_TOKEN = 2**31 - 1
+"""Stands for a generated token, of which no trace says what it was; no prompt has it."""
+
 _CSV_HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-_MAX_IDS = 2**31 // TOKENS_PER_ID
+_MAX_IDS = 2**31 // TOKENS_PER_ID - 1
 _NS_PER_S = 1_000_000_000
 
 
