@@ -64,6 +64,7 @@ class Contiguous:
             raise ValueError(f"heap: got {heap!r}, expected one of {', '.join(HEAPS)}")
         self.name = guess
         self.pool_slots = pool_slots
+        self.refused_slots = 0
         self._heap = HEAPS[heap](pool_slots)
         self._reservations = [
             reservation(guess, prompt, output, max_len)
@@ -80,19 +81,15 @@ class Contiguous:
 
     def refusal(self, request: int) -> str | None:
         """Where the reservation, rounded as the heap does, is longer than its longest stretch."""
-        length = self._reservations[request]
-        if self._heap.fits(length):
+        if self._heap.fits(self._reservations[request]):
             return None
-        return f"policy {self.name} needs {self._heap.size_for(length)} slots side by side for it"
-
-    def wanted(self, request: int, num_tokens: int) -> int:
-        """The reservation, whatever the request knows of its tokens."""
-        return self._heap.size_for(self._reservations[request])
+        return f"policy {self.name} needs {self._size(request)} slots side by side for it"
 
     def admit(self, request: int, num_tokens: int) -> int | None:
-        """Reserve; nothing is ever cached."""
+        """Reserve, whatever the request knows of its tokens; nothing is ever cached."""
         start = self._heap.allocate(self._reservations[request])
         if start is None:
+            self.refused_slots = self._size(request)
             return None
         self._starts[request] = start
         self._add(request, 1)
@@ -119,6 +116,9 @@ class Contiguous:
         )
 
     def _add(self, request: int, times: int) -> None:
-        taken = self.wanted(request, 0)
-        self._taken += times * taken
-        self._internal += times * (taken - int(self._finals[request]))
+        size = self._size(request)
+        self._taken += times * size
+        self._internal += times * (size - int(self._finals[request]))
+
+    def _size(self, request: int) -> int:
+        return self._heap.size_for(self._reservations[request])

@@ -102,7 +102,7 @@ class Recorder:
     _course: list[tuple[int, ...]] = field(default_factory=list)
 
     def add(
-        self, durations: Steps, held: Held, *, batch: int, blocked: bool, external: bool
+        self, durations: Steps, held: Held, *, batch: int, waits: bool, wanted: int | None
     ) -> None:
         """Some steps in a row.
 
@@ -110,24 +110,25 @@ class Recorder:
             durations: [steps] nanoseconds.
             held: what was held in each.
             batch: requests that ran in all of them.
-            blocked: whether the first in line waited for memory.
-            external: whether what was free would have been enough for it.
+            waits: whether the first in line waited for memory.
+            wanted: free slots that it was refused for; None where it was not asked.
         """
         time = int(durations.sum())
         taken, empty, internal = (
             int(durations @ part) for part in (held.taken, held.empty, held.internal)
         )
-        free = self.pool_slots * time - taken
+        free = self.pool_slots - held.taken
+        external = 0 if wanted is None else int(durations @ (free * (free >= wanted)))
         self._note(
             {
                 "used": taken - empty,
                 "reserved": empty - internal,
                 "internal": internal,
-                "external": free if external else 0,
-                "idle": 0 if external else free,
+                "external": external,
+                "idle": self.pool_slots * time - taken - external,
                 "taken": taken,
                 "batch": batch * time,
-                "blocked": time if blocked else 0,
+                "blocked": time if waits else 0,
                 "time": time,
             }
         )

@@ -44,11 +44,13 @@ class Memory(Protocol):
         name: of the policy.
         block_size: tokens per block; None where there are no blocks.
         pool_slots: slots that requests can have.
+        refused_slots: free slots that the last refused admission would have taken.
     """
 
     name: str
     block_size: int | None
     pool_slots: int
+    refused_slots: int
 
     @property
     def num_free(self) -> int:
@@ -57,10 +59,6 @@ class Memory(Protocol):
 
     def refusal(self, request: int) -> str | None:
         """Why a request can not even have the whole pool; None where it can."""
-        ...
-
-    def wanted(self, request: int, num_tokens: int) -> int:
-        """Slots that admission takes where nothing can be shared."""
         ...
 
     def admit(self, request: int, num_tokens: int) -> int | None:

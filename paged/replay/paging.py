@@ -45,13 +45,15 @@ class Paged:
             )
         self.block_size = block_size
         self.pool_slots = (num_blocks - 1) * block_size
+        self.refused_slots = 0
         self._trace = trace
         self._finals = trace.finals
+        self._watermark = int(watermark * (num_blocks - 1))
         self._manager = KVCacheManager(
             num_blocks,
             block_size,
             prefix_caching=trace.hash_ids is not None,
-            watermark=int(watermark * (num_blocks - 1)),
+            watermark=self._watermark,
         )
         # By request, while it runs: its row in the manager's batches.
         self._rows = np.zeros(len(trace), np.int64)
@@ -68,18 +70,15 @@ class Paged:
         final = int(self._finals[request])
         if self._manager.fits(final):
             return None
-        wanted = self.wanted(request, final)
+        wanted = self._manager.num_blocks_needed(final) * self.block_size
         return f"policy paged needs {wanted} slots in blocks of {self.block_size} for it"
-
-    def wanted(self, request: int, num_tokens: int) -> int:
-        """Whole blocks for the tokens that are known."""
-        return self._manager.num_blocks_needed(num_tokens) * self.block_size
 
     def admit(self, request: int, num_tokens: int) -> int | None:
         """Blocks for the tokens that are known; those that others have computed are shared."""
         try:
             num_cached = self._allocate(request, num_tokens)
-        except OutOfBlocks:
+        except OutOfBlocks as error:
+            self.refused_slots = (error.wanted - self._watermark) * self.block_size
             return None
         self._rows[request] = self._manager.row(request)
         return num_cached

@@ -78,15 +78,12 @@ def _draw_bars(panel: Any, runs: Sequence[Figures]) -> None:
         widths = [100 * getattr(run, kind) for run in runs]
         panel.barh(places, widths, left=left, height=0.74, color=_COLORS[kind], label=_WORDS[kind])
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, run in zip(places, runs, strict=True):
-        panel.text(
-            101.5,
-            place,
-            f"{100 * run.utilisation:.1f} %  {run.mean_batch:.1f}",
-            va="center",
-            fontsize=8,
-        )
-    panel.text(101.5, -0.85, "of taken  batch", va="center", fontsize=7.5, color="#444444")
+    figures = [("of taken", [f"{100 * run.utilisation:.1f} %" for run in runs], 113)]
+    figures.append(("batch", [f"{run.mean_batch:.1f}" for run in runs], 124))
+    for words, texts, right in figures:
+        panel.text(right, -0.85, words, ha="right", va="center", fontsize=7.5, color="#444444")
+        for place, text in zip(places, texts, strict=True):
+            panel.text(right, place, text, ha="right", va="center", fontsize=8)
     panel.set_yticks(places, [run.label for run in runs])
     panel.set_ylim(len(runs) - 0.4, -0.6)
     panel.set_xlim(0, 100)

@@ -162,7 +162,7 @@ class _Service:
         arrivals = self.trace.arrivals
         end = int(np.searchsorted(arrivals, self.now, side="right"))
         self.line.extend(range(self.next_arrival, end))
-        self.next_arrival = max(self.next_arrival, end)
+        self.next_arrival = end
 
     def _step(self) -> None:
         """One step, or several that are alike."""
@@ -189,7 +189,11 @@ class _Service:
             num_requests=batch, num_read=int(self.slots.sum()), num_computed=computed, steps=steps
         )
         self.recorder.add(
-            durations, held, batch=batch, blocked=self.blocked, external=self._is_external()
+            durations,
+            held,
+            batch=batch,
+            waits=self.blocked or has_preempted,
+            wanted=self.memory.refused_slots if self.blocked else None,
         )
         self.slots += steps - 1
         self.now += int(durations.sum())
@@ -255,12 +259,6 @@ class _Service:
         starts = durations.cumsum() - durations
         gap = int(self.trace.arrivals[self.next_arrival]) - self.now
         return int(np.searchsorted(starts, gap, side="left"))
-
-    def _is_external(self) -> bool:
-        if not self.blocked:
-            return False
-        first = self.line[0]
-        return self.memory.wanted(first, int(self.known[first])) <= self.memory.num_free
 
     def _leave(self) -> None:
         done = self.slots == self.finals
