@@ -42,15 +42,18 @@ class Memory(Protocol):
 
     Attributes:
         name: of the policy.
-        block_size: tokens per block; None where there are no blocks.
         pool_slots: slots that requests can have.
         refused_slots: free slots that the last refused admission would have taken.
     """
 
     name: str
-    block_size: int | None
     pool_slots: int
     refused_slots: int
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens per block; None where there are no blocks."""
+        ...
 
     @property
     def num_free(self) -> int:
