@@ -31,6 +31,7 @@ ALLOWED = {
     "engine": _KERNELS | {"blocks", "models", "capacity"},
     "conformance": _KERNELS,
     "lab": _KERNELS | {"capacity", "models", "conformance"},
+    "replay": {"blocks"},
     "cli": {"*"},
     "__init__": _KERNELS,
 }

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paged import __version__
-from paged.cli import conform, demo, generate, inventory, lab, plan
+from paged.cli import conform, demo, generate, inventory, lab, plan, replay
 from paged.cli.console import OneLineErrors
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ for command in (
     inventory.layouts,
     conform.conform,
     demo.demo,
+    replay.replay,
 ):
     app.command()(command)
 app.add_typer(lab.app, name="lab")

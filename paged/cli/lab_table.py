@@ -83,12 +83,18 @@ def markdown_table(measurements: Sequence["Measurement"]) -> list[str]:
     return [f"| {' | '.join(line)} |".replace("  ", " ") for line in lines]
 
 
-def print_columns(lines: Sequence[Sequence[str]]) -> None:
-    """Aligned columns as wide as they are: rich would fold names at 80 where nobody watches."""
+def print_columns(lines: Sequence[Sequence[str]], numbers: slice = slice(3, -1)) -> None:
+    """Aligned columns as wide as they are: rich would fold names at 80 where nobody watches.
+
+    Args:
+        lines: the headings, then a line each.
+        numbers: which columns stand right.
+    """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    right = range(len(widths))[numbers]
     for line in lines:
         cells = [
-            cell.rjust(width) if 3 <= index < len(line) - 1 else cell.ljust(width)
+            cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         typer.echo("  ".join(cells).rstrip())
