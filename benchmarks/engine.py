@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paged.engine import LLM, SamplingParams
+from paged.engine.resolving import names
 from paged.models import ModelConfig, Transformer, save_model
 
 REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64, 64
@@ -159,8 +160,7 @@ def measure(repeats: int, options: dict[str, Any], *, with_transformers: bool) -
         "prefill_ms_per_run": 1e3
         * (after["prefill_seconds"] - before["prefill_seconds"])
         / repeats,
-        "layout": llm.resolutions[0].layout.name,
-        "backend": llm.resolutions[0].backend.name,
+        **names(llm.resolutions),
         "cpus": os.cpu_count(),
         "limit": decode_limit(parameters),
     }

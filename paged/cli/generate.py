@@ -113,10 +113,9 @@ def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: b
 
 
 def _stats(llm: "LLM") -> dict[str, Any]:
-    # Layers differ in their windows only: one resolution speaks for all.
-    chosen = llm.resolutions[0]
-    names = {"layout": chosen.layout.name, "backend": chosen.backend.name}
-    return {**llm.stats.as_dict(), **names}
+    from paged.engine.resolving import names
+
+    return {**llm.stats.as_dict(), **names(llm.resolutions)}
 
 
 def _summary(llm: "LLM") -> str:

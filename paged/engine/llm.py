@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from paged.backends import Backend, Resolution, resolve
+from paged.backends import Backend
 from paged.blocks import BlockTable, KVCacheManager
 from paged.dtypes import dtype_name
 from paged.engine.capacity import default_num_blocks
@@ -17,6 +17,7 @@ from paged.engine.engine import Engine
 from paged.engine.generation import Generation
 from paged.engine.outputs import Increment, RequestOutput
 from paged.engine.progress import RunProgress
+from paged.engine.resolving import resolve_layers
 from paged.engine.runner import Runner
 from paged.engine.sampling import SamplingParams
 from paged.engine.stats import EngineStats
@@ -24,7 +25,6 @@ from paged.engine.text import Detokenizer
 from paged.layouts import Layout
 from paged.models import Decoder, Tokenizer, load_model, load_tokenizer, resolve_model
 from paged.models.layers import Float32Param
-from paged.spec import AttentionSpec, KVCacheSpec
 
 Prompt = str | Sequence[int]
 """A text, or the token ids of one."""
@@ -41,7 +41,8 @@ class LLM:
         tokenizer: needed for prompts that are strings, for text and for stop strings; taken from
             the model's folder by default.
         layout: how blocks lie in memory, by name or a `Layout`; "auto" is the backend's choice.
-        backend: the attention kernel, by name or a `Backend`; "auto" is the first that serves.
+        backend: the attention kernel, by name or a `Backend`, which must serve every layer;
+            "auto" is for each layer the first that serves it.
         block_size: tokens per block.
         num_blocks: blocks of each layer's cache, the null block included; by default enough for
             all rows at full length, within a budget of 1 GiB.
@@ -59,7 +60,8 @@ class LLM:
 
     Raises:
         ValueError: an argument out of range or an unknown name, naming it and what is accepted.
-        UnsupportedError: no backend serves what the model asks for, with the reasons of each.
+        UnsupportedError: no backend serves what a layer asks for, with the reasons of each and the
+            layers that ask.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class LLM:
             self.tokenizer = tokenizer or _tokenizer_of(model)
         config = self.model.config
         storage = dtype_name(self.model.dtype)
-        self.resolutions = _resolve_layers(
+        self.resolutions = resolve_layers(
             self.model.attention_specs,
             layout=layout,
             backend=backend,
@@ -295,25 +297,3 @@ def _cast(model: Decoder, dtype: DTypeLike) -> Decoder:
         for path, variable in nnx.to_flat_state(state)
     }
     return nnx.merge(graph, nnx.from_flat_state(cast))
-
-
-def _resolve_layers(
-    specs: Sequence[AttentionSpec],
-    *,
-    layout: str | Layout,
-    backend: str | Backend,
-    block_size: int,
-    dtype: str,
-) -> tuple[Resolution, ...]:
-    """One resolution per layer; layers with the same spec share one."""
-    found = {
-        spec: resolve(
-            spec,
-            layout=layout,
-            backend=backend,
-            cache_spec=KVCacheSpec.of(spec, block_size=block_size, dtype=dtype),
-            query_dtype=dtype,
-        )
-        for spec in dict.fromkeys(specs)
-    }
-    return tuple(found[spec] for spec in specs)

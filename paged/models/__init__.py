@@ -10,7 +10,7 @@ A model calls `attention(layer, query, key, value)` and knows no cache and no la
 from paged.models.attention import Attention, DenseAttention
 from paged.models.builtin import builtin_models, resolve_model
 from paged.models.checkpoint import load_config, load_model, save_model
-from paged.models.config import ModelConfig
+from paged.models.config import ExpertsConfig, ModelConfig
 from paged.models.decoder import Decoder, DecoderConfig
 from paged.models.deepseek import DeepseekConfig, DeepseekTransformer, RouterConfig
 from paged.models.families import ARCHITECTURES, config_from_hf, config_to_hf
@@ -26,6 +26,7 @@ __all__ = [
     "DeepseekConfig",
     "DeepseekTransformer",
     "DenseAttention",
+    "ExpertsConfig",
     "ModelConfig",
     "RopeConfig",
     "RouterConfig",

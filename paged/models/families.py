@@ -4,12 +4,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paged.dtypes import COMPUTE_DTYPES
 from paged.models import hf_config, hf_tensors
+from paged.models.config import ARCHITECTURES as LLAMA
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder, DecoderConfig
 from paged.models.deepseek import DeepseekConfig, DeepseekTransformer
 from paged.models.deepseek import hf as deepseek_hf
 from paged.models.deepseek import hf_tensors as deepseek_tensors
+from paged.models.deepseek.config import ARCHITECTURES as DEEPSEEK
 from paged.models.hf_architecture import architecture_name
 from paged.models.hf_keys import Keys
 from paged.models.hf_tensors import Parameter, ParameterPath
@@ -41,7 +44,7 @@ class Family:
 
 FAMILIES = (
     Family(
-        architectures=hf_config.ARCHITECTURES,
+        architectures=LLAMA,
         config=ModelConfig,
         read=hf_config.config_from_hf,
         write=hf_config.config_to_hf,
@@ -49,7 +52,7 @@ FAMILIES = (
         parameters=hf_tensors.parameter_table,
     ),
     Family(
-        architectures=deepseek_hf.ARCHITECTURES,
+        architectures=DEEPSEEK,
         config=DeepseekConfig,
         read=deepseek_hf.config_from_hf,
         write=deepseek_hf.config_to_hf,
@@ -104,9 +107,12 @@ def config_to_hf(config: DecoderConfig, *, dtype: str) -> dict[str, Any]:
 
     Args:
         config: the model.
-        dtype: the weights' type by name, such as "bfloat16".
+        dtype: the weights' type by name, one of `paged.dtypes.COMPUTE_DTYPES`.
 
     Raises:
-        ValueError: the config says something that its Hugging Face class cannot express.
+        ValueError: another type, or a config that says something its Hugging Face class cannot
+            express.
     """
+    if dtype not in COMPUTE_DTYPES:
+        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(COMPUTE_DTYPES)}")
     return family_of(config).write(config, dtype=dtype)

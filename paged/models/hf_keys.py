@@ -109,9 +109,9 @@ class Keys:
             raise self._error(key, value, "an integer of at least 0, a list of those or null")
         return tuple(ids)
 
-    def flag(self, key: str) -> bool:
-        """A boolean, false where it is missing."""
-        value = self.get(key, False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A boolean; `default` where it is missing or null."""
+        value = self.get(key, default)
         if not isinstance(value, bool):
             raise self._error(key, value, "true or false")
         return value

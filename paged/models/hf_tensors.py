@@ -63,30 +63,43 @@ def _layer_table(config: ModelConfig, prefix: str) -> dict[ParameterPath, Parame
     hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    norms = {
-        "attention_norm": Tensor(prefix + "input_layernorm.weight", (hidden,)),
-        "mlp_norm": Tensor(prefix + "post_attention_layernorm.weight", (hidden,)),
-    }
+    # What Llama calls the norm behind attention is the one before the MLP; Gemma has both.
+    norms = (
+        {
+            "attention_norm": "input_layernorm",
+            "attention_post_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "mlp_post_norm": "post_feedforward_layernorm",
+        }
+        if config.post_norms
+        else {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    )
     table: dict[ParameterPath, Parameter] = {
-        (name, "weight"): Parameter((tensor,)) for name, tensor in norms.items()
+        (ours, "weight"): Parameter((Tensor(f"{prefix}{theirs}.weight", (hidden,)),))
+        for ours, theirs in norms.items()
     }
+    if config.has_sinks:
+        table["attention", "sinks"] = Parameter((Tensor(attention + "sinks", (config.num_heads,)),))
+    if config.experts is not None:
+        table |= _experts_table(config, config.experts.num_experts, mlp)
     if config.qk_norm:
         for ours, theirs in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
             tensor = Tensor(f"{attention}{theirs}.weight", (dim,))
             table["attention", ours, "weight"] = Parameter((tensor,))
 
     # (path, whether it has a bias, in features, [(projection, out features)])
-    for path, bias, features, projections in (
-        (
-            ("attention", "qkv"),
-            config.qkv_bias,
-            hidden,
-            [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)],
-        ),
+    qkv = [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]
+    products = [
+        (("attention", "qkv"), config.qkv_bias, hidden, qkv),
         (("attention", "output"), config.output_bias, queries, [("o_proj", hidden)]),
-        (("mlp", "gate_up"), config.mlp_bias, hidden, [("gate_proj", wide), ("up_proj", wide)]),
-        (("mlp", "down"), config.mlp_bias, wide, [("down_proj", hidden)]),
-    ):
+    ]
+    if config.experts is None:
+        gate_up = [("gate_proj", wide), ("up_proj", wide)]
+        products += [
+            (("mlp", "gate_up"), config.mlp_bias, hidden, gate_up),
+            (("mlp", "down"), config.mlp_bias, wide, [("down_proj", hidden)]),
+        ]
+    for path, bias, features, projections in products:
         base = attention if path[0] == "attention" else mlp
         table[*path, "kernel"] = Parameter(
             tuple(Tensor(f"{base}{name}.weight", (out, features)) for name, out in projections),
@@ -97,3 +110,22 @@ def _layer_table(config: ModelConfig, prefix: str) -> dict[ParameterPath, Parame
                 tuple(Tensor(f"{base}{name}.bias", (out,)) for name, out in projections)
             )
     return table
+
+
+def _experts_table(config: ModelConfig, count: int, prefix: str) -> dict[ParameterPath, Parameter]:
+    """gpt-oss's: all experts in one tensor, [in, out] already; only the router is transposed."""
+    hidden, wide = config.hidden_size, config.intermediate_size
+    stored = {
+        ("router", "bias"): Tensor(prefix + "router.bias", (count,)),
+        ("experts", "gate_up"): Tensor(prefix + "experts.gate_up_proj", (count, hidden, 2 * wide)),
+        ("experts", "gate_up_bias"): Tensor(
+            prefix + "experts.gate_up_proj_bias", (count, 2 * wide)
+        ),
+        ("experts", "down"): Tensor(prefix + "experts.down_proj", (count, wide, hidden)),
+        ("experts", "down_bias"): Tensor(prefix + "experts.down_proj_bias", (count, hidden)),
+    }
+    router = Tensor(prefix + "router.weight", (count, hidden))
+    return {
+        ("mlp", "router", "kernel"): Parameter((router,), transposed=True),
+        **{("mlp", *path): Parameter((tensor,)) for path, tensor in stored.items()},
+    }

@@ -5,9 +5,7 @@ It knows no batch, no cache and no layout: the one thing it asks of its surround
 """
 
 import math
-from typing import Protocol
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -15,7 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from paged.models.attention import Attention
 from paged.models.config import ModelConfig
-from paged.models.layers import Embedding, Linear, RMSNorm
+from paged.models.gpt_oss import TopExperts
+from paged.models.layers import Embedding, GatedMLP, Linear, RMSNorm, residual_gain
 from paged.models.rope import inverse_frequencies, rotate, rotation
 
 
@@ -48,10 +47,9 @@ class SelfAttention(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
-        norms = config.qk_norm
-        eps, dim = config.rms_norm_eps, config.head_dim
-        self.query_norm = RMSNorm(dim, eps, dtype=dtype) if norms else None
-        self.key_norm = RMSNorm(dim, eps, dtype=dtype) if norms else None
+        self.query_norm = _norm(config, config.head_dim, dtype) if config.qk_norm else None
+        self.key_norm = _norm(config, config.head_dim, dtype) if config.qk_norm else None
+        self.sinks = nnx.Param(jnp.zeros(config.num_heads, dtype)) if config.has_sinks else None
 
     def __call__(
         self,
@@ -67,66 +65,29 @@ class SelfAttention(nnx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        out = attention(self.layer, query, key, value)
+        sinks = None if self.sinks is None else self.sinks[...]
+        out = attention(self.layer, query, key, value, sinks=sinks)
         return self.output(out.reshape(tokens, self.num_heads * self.head_dim))
 
 
-class MLPShape(Protocol):
-    """What a `GatedMLP` asks of a configuration."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the residual stream."""
-        ...
-
-    @property
-    def intermediate_size(self) -> int:
-        """Width of the gate."""
-        ...
-
-    @property
-    def mlp_bias(self) -> bool:
-        """Whether the three projections add a bias."""
-        ...
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers, for the initial weights."""
-        ...
-
-
-class GatedMLP(nnx.Module):
-    """down(silu(gate(x)) * up(x)), gate and up as one matrix [hidden, 2 * intermediate]."""
-
-    def __init__(self, config: MLPShape, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        bias = config.mlp_bias
-        hidden, wide = config.hidden_size, config.intermediate_size
-        self.gate_up = Linear(hidden, 2 * wide, use_bias=bias, dtype=dtype, rngs=rngs)
-        self.down = Linear(
-            wide,
-            hidden,
-            use_bias=bias,
-            gain=residual_gain(config.num_layers),
-            dtype=dtype,
-            rngs=rngs,
-        )
-
-    def __call__(self, x: Float[Array, "tokens hidden"]) -> Float[Array, "tokens hidden"]:
-        """What this layer's MLP adds to the residual stream."""
-        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up)
-
-
 class DecoderLayer(nnx.Module):
-    """Attention, then MLP, each on a normed copy of the residual stream."""
+    """Attention, then MLP or experts, each on a normed copy of the residual stream.
+
+    What they give may be normed once more before it is added.
+    """
 
     def __init__(
         self, config: ModelConfig, layer: int, *, dtype: DTypeLike, rngs: nnx.Rngs
     ) -> None:
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        hidden, post = config.hidden_size, config.post_norms
+        self.attention_norm = _norm(config, hidden, dtype)
         self.attention = SelfAttention(config, layer, dtype=dtype, rngs=rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(config, dtype=dtype, rngs=rngs)
+        self.attention_post_norm = _norm(config, hidden, dtype) if post else None
+        self.mlp_norm = _norm(config, hidden, dtype)
+        self.mlp = (GatedMLP if config.experts is None else TopExperts)(
+            config, dtype=dtype, rngs=rngs
+        )
+        self.mlp_post_norm = _norm(config, hidden, dtype) if post else None
 
     def __call__(
         self,
@@ -136,8 +97,14 @@ class DecoderLayer(nnx.Module):
         attention: Attention,
     ) -> Float[Array, "tokens hidden"]:
         """The residual stream after this layer."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, attention)
-        return x + self.mlp(self.mlp_norm(x))
+        added = self.attention(self.attention_norm(x), cos, sin, attention)
+        x = x + (added if self.attention_post_norm is None else self.attention_post_norm(added))
+        added = self.mlp(self.mlp_norm(x))
+        return x + (added if self.mlp_post_norm is None else self.mlp_post_norm(added))
+
+
+def _norm(config: ModelConfig, features: int, dtype: DTypeLike) -> RMSNorm:
+    return RMSNorm(features, config.rms_norm_eps, offset=config.norm_offset, dtype=dtype)
 
 
 class Transformer(nnx.Module):
@@ -163,7 +130,7 @@ class Transformer(nnx.Module):
         self.layers = nnx.List(
             [DecoderLayer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers)]
         )
-        self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.final_norm = _norm(config, config.hidden_size, dtype)
         self.head = (
             None
             if config.tie_word_embeddings
@@ -188,11 +155,18 @@ class Transformer(nnx.Module):
             positions: each token's place in its own sequence.
             attention: called once per layer, in order.
         """
-        frequencies = inverse_frequencies(self.config.rope, self.config.head_dim)
-        cos, sin = rotation(positions, frequencies, self.config.rope.amplitude)
+        config = self.config
+        rotations = {
+            rope: rotation(positions, inverse_frequencies(rope, config.head_dim), rope.amplitude)
+            for rope in dict.fromkeys(config.ropes)
+        }
         x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x, cos, sin, attention)
+        if config.scale_embedding:
+            # Rounded to the type of the weights, as its peers do: in bfloat16 the root of 3,072
+            # is 55.5.
+            x = x * jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
+        for layer, rope in zip(self.layers, config.ropes, strict=True):
+            x = layer(x, *rotations[rope], attention)
         return self.final_norm(x)
 
     def logits(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch vocab"]:
@@ -201,13 +175,8 @@ class Transformer(nnx.Module):
         Apart from `__call__`, because a step needs them for its sequences' last tokens only.
         """
         if self.head is None:
-            return self.embedding.attend(hidden)
-        return jnp.matmul(hidden, self.head.kernel[...], preferred_element_type=jnp.float32)
-
-
-def residual_gain(num_layers: int) -> float:
-    """Of initial matrices whose products are added to the residual stream.
-
-    Two additions a layer: this keeps the stream's variance near one at any depth.
-    """
-    return 1.0 / math.sqrt(2 * num_layers)
+            logits = self.embedding.attend(hidden)
+        else:
+            logits = jnp.matmul(hidden, self.head.kernel[...], preferred_element_type=jnp.float32)
+        cap = self.config.final_soft_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -1,6 +1,5 @@
 """The engine serves a latent cache as any other: same tokens everywhere, bytes as planned."""
 
-import numpy as np
 import pytest
 from flax import nnx
 
@@ -9,10 +8,10 @@ from paged.engine import LLM, SamplingParams
 from paged.models import (
     DeepseekConfig,
     DeepseekTransformer,
-    DenseAttention,
     RouterConfig,
     config_to_hf,
 )
+from tests.engine.paged_steps import dense_greedy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -39,24 +38,6 @@ def model():
     model = nnx.jit(lambda: DeepseekTransformer(config, rngs=nnx.Rngs(3)))()
     model.embedding.weight[...] = model.embedding.weight[...] * 50
     return model
-
-
-def dense_greedy(model, prompts, count, size=64):
-    """Greedy tokens without a cache: all is computed anew for each token."""
-    attention = DenseAttention(model.attention_specs)
-
-    @nnx.jit
-    def next_token(model, tokens, last):
-        return model.logits(model(tokens, np.arange(size), attention)[last]).argmax()
-
-    found = []
-    for prompt in prompts:
-        tokens = list(prompt)
-        for _ in range(count):
-            padded = np.pad(tokens, (0, size - len(tokens)))
-            tokens.append(int(next_token(model, padded, len(tokens) - 1)))
-        found.append(tokens[len(prompt) :])
-    return found
 
 
 def test_greedy_tokens_equal_a_dense_recomputation(model, prompts):

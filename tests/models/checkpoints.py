@@ -42,6 +42,51 @@ _OWN: dict[str, dict[str, Any]] = {
 
 ARCHITECTURES = tuple(_OWN)
 
+_LAYERS = ["sliding_attention", "full_attention"]
+
+# Windows far below the tests' lengths, and caps and clamps that the values reach.
+_HYBRID_OWN: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 5,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 4.0,
+        "layer_types": _LAYERS,
+    },
+    "Gemma3ForCausalLM": {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 5,
+        "layer_types": _LAYERS,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "GptOssForCausalLM": {
+        "head_dim": 16,
+        "intermediate_size": 24,
+        "sliding_window": 5,
+        "layer_types": _LAYERS,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
+}
+
+HYBRIDS = tuple(_HYBRID_OWN)
+"""Classes whose layers differ in their window."""
+
 
 def save_tiny(
     architecture: str,
@@ -57,7 +102,7 @@ def save_tiny(
     Its attention is the eager one: the plain formula, and no choice of kernel to reason about.
 
     Args:
-        architecture: one of `ARCHITECTURES`.
+        architecture: one of `ARCHITECTURES` and `HYBRIDS`.
         folder: gets config.json and model.safetensors, or shards with their index.
         dtype: type of the saved weights.
         max_shard_size: a small one, such as 20_000, makes several files.
@@ -66,16 +111,20 @@ def save_tiny(
     """
     torch = pytest.importorskip("torch", reason="the peer is a PyTorch model")
     transformers = pytest.importorskip("transformers", reason="the peer is a transformers model")
-    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
-    config = config_class(**{**_SMALL, **_OWN[architecture], **overrides})
-    model = getattr(transformers, architecture)(config)
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(
+        **{**_SMALL, **{**_OWN, **_HYBRID_OWN}[architecture], **overrides}
+    )
+    model = model_class(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Wide enough that every part shows in the logits: biases, norms and soft tails.
             noise = torch.randn(parameter.shape, generator=generator)
-            centre = 1.0 if name.endswith("norm.weight") else 0.0
-            parameter.copy_(centre + noise * (0.2 if parameter.ndim == 2 else 0.3))
+            # Gemma keeps a norm's weights as what they differ from 1.
+            is_around_one = name.endswith("norm.weight") and "Gemma" not in architecture
+            centre = 1.0 if is_around_one else 0.0
+            parameter.copy_(centre + noise * (0.3 if parameter.ndim == 1 else 0.2))
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
     # Read back, and not cast back: `to` rounded the rotary frequencies too, and they stay rounded.
     peer = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")

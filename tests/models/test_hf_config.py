@@ -175,7 +175,7 @@ def test_rope_in_both_spellings(keys, rope):
         ),
         (
             {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
-            "expected one object for all layers",
+            "expected one object of plain values",
         ),
         (
             {"rope_theta": 2.0, "rope_parameters": {"rope_theta": 3.0}},

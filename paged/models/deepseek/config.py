@@ -1,11 +1,14 @@
 """One description of a DeepSeek V2 or V3 decoder."""
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paged.models.checks import is_finite, require_counts, require_known
 from paged.models.rope import RopeConfig
 from paged.spec import AttentionSpec
+
+ARCHITECTURES = {"DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3"}
+"""Hugging Face classes of this family, and their model_type."""
 
 ROUTERS = ("greedy", "group_limited_greedy", "noaux_tc")
 """Ways of choosing experts that are implemented, as Hugging Face calls them."""
@@ -19,12 +22,14 @@ class MLPConfig(NamedTuple):
         intermediate_size: width of the gate.
         num_layers: decoder layers, for the initial weights.
         mlp_bias: whether its projections add a bias.
+        activation: what its gate goes through.
     """
 
     hidden_size: int
     intermediate_size: int
     num_layers: int
     mlp_bias: bool = False
+    activation: str = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,8 @@ class RouterConfig:
     scaling: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.method not in ROUTERS:
-            raise ValueError(f"method: got {self.method!r}, supported are {', '.join(ROUTERS)}")
-        _require_counts(self, "num_experts", "experts_per_token", "num_groups", "groups_per_token")
+        require_known(self, "method", ROUTERS)
+        require_counts(self, "num_experts", "experts_per_token", "num_groups", "groups_per_token")
         if self.num_experts % self.num_groups:
             raise ValueError(
                 f"num_groups: got {self.num_groups}, expected a divisor of "
@@ -79,7 +83,7 @@ class RouterConfig:
                 f"experts_per_token: got {self.experts_per_token}, expected at most the "
                 f"{self.groups_per_token * self.group_size} experts of the groups chosen"
             )
-        if not _is_finite(self.scaling):
+        if not is_finite(self.scaling):
             raise ValueError(f"scaling: got {self.scaling!r}, expected a finite number")
 
     @property
@@ -148,14 +152,15 @@ class DeepseekConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _require_counts(
+        require_counts(
             self,
             *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"),
             *("num_layers", "num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
             *("v_head_dim", "num_shared_experts", "max_position_embeddings"),
         )
+        require_known(self, "architecture", ARCHITECTURES)
         if self.q_lora_rank is not None:
-            _require_counts(self, "q_lora_rank")
+            require_counts(self, "q_lora_rank")
         for name, kind in (("router", RouterConfig), ("rope", RopeConfig)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a {kind.__name__}")
@@ -168,7 +173,7 @@ class DeepseekConfig:
             raise ValueError(
                 f"qk_rope_head_dim: got {self.qk_rope_head_dim}, expected an even number"
             )
-        if not (_is_finite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
+        if not (is_finite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
             raise ValueError(
                 f"rms_norm_eps: got {self.rms_norm_eps!r}, expected a finite number of at least 0"
             )
@@ -218,14 +223,3 @@ class DeepseekConfig:
         """The shared experts, side by side as one MLP."""
         wide = self.moe_intermediate_size * self.num_shared_experts
         return MLPConfig(self.hidden_size, wide, self.num_layers)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _require_counts(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")

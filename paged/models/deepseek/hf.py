@@ -3,15 +3,12 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from paged.models.deepseek.config import DeepseekConfig, RouterConfig
-from paged.models.hf_architecture import architecture_name
+from paged.models.deepseek.config import ARCHITECTURES, DeepseekConfig, RouterConfig
+from paged.models.hf_architecture import architecture_name, refuse_changed
 from paged.models.hf_keys import Keys
 from paged.models.hf_rope import read_rope, write_rope
 
-_V2, _V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
-
-ARCHITECTURES = {_V2: "deepseek_v2", _V3: "deepseek_v3"}
-"""Hugging Face classes of this family, and their model_type."""
+_V2, _V3 = ARCHITECTURES
 
 _METHODS = {_V2: ("greedy", "group_limited_greedy"), _V3: ("noaux_tc",)}
 _SCORING = {_V2: "softmax", _V3: "sigmoid"}
@@ -175,9 +172,5 @@ def config_to_hf(config: DeepseekConfig, *, dtype: str) -> dict[str, Any]:
     }
     if config.architecture == _V3:
         values["rope_interleave"] = config.rope_interleave
-    if config_from_hf(values) != config:
-        raise ValueError(
-            f"architecture: {config.architecture} cannot express {config}; as written it would be "
-            f"{config_from_hf(values)}"
-        )
+    refuse_changed(config, config_from_hf, values)
     return values

@@ -18,10 +18,9 @@ from paged.models.attention import Attention
 from paged.models.deepseek.config import DeepseekConfig
 from paged.models.deepseek.cost import prefers_expanded
 from paged.models.deepseek.expanded import UpProjection, attend_expanded
-from paged.models.layers import Linear, RMSNorm
+from paged.models.layers import Linear, RMSNorm, residual_gain
 from paged.models.paged_attention import PagedAttention
 from paged.models.rope import rotate
-from paged.models.transformer import residual_gain
 
 Form = Literal["auto", "absorbed", "expanded"]
 """How to attend: "auto" chooses for each sequence by `prefers_expanded`."""

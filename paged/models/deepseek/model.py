@@ -9,9 +9,8 @@ from paged.models.attention import Attention
 from paged.models.deepseek.config import DeepseekConfig
 from paged.models.deepseek.mla import Form, LatentAttention
 from paged.models.deepseek.moe import MixtureOfExperts
-from paged.models.layers import Embedding, Linear, RMSNorm
+from paged.models.layers import Embedding, GatedMLP, Linear, RMSNorm
 from paged.models.rope import inverse_frequencies, rotation
-from paged.models.transformer import GatedMLP
 
 
 class DeepseekLayer(nnx.Module):
