@@ -1,8 +1,12 @@
 """Checks of arguments: every refusal names the argument, its value and what is accepted."""
 
 import operator
+from array import array
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
 
 MAX_SLOTS = 2**31
 """Slots are int32, so num_blocks * block_size stays below this."""
@@ -40,6 +44,36 @@ def ids(name: str, values: Iterable[Any], *, at_least: int, below: int) -> list[
             )
         numbers.append(number)
     return numbers
+
+
+def token_ids(name: str, values: Any) -> Int32[np.ndarray, " tokens"]:
+    """Token ids as an array of its own: from any sequence of integers, or an integer array.
+
+    Raises:
+        ValueError: no sequence of integers, or an id below 0 or past int32.
+    """
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise ValueError(
+                f"{name}: got shape {values.shape} of {values.dtype}, expected one axis of integers"
+            )
+        lowest, highest = (0, 0) if values.size == 0 else (values.min(), values.max())
+        if lowest < 0 or highest >= MAX_SLOTS:
+            raise ValueError(
+                f"{name}: got ids from {lowest} to {highest}, expected 0 to {MAX_SLOTS - 1}"
+            )
+        return np.array(values, np.int32)
+    try:
+        # Twice as fast as numpy's own way from a list, and it takes no floats.
+        tokens = np.array(array("i", values), np.int32)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(
+            f"{name}: {error}, expected a sequence of integers from 0 to {MAX_SLOTS - 1}"
+        ) from error
+    if tokens.size and tokens.min() < 0:
+        index = int(tokens.argmin())
+        raise ValueError(f"{name}: got {tokens[index]} at index {index}, expected at least 0")
+    return tokens
 
 
 def slots_fit(name: str, num_blocks: int, block_size: int) -> None:

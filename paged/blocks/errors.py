@@ -17,6 +17,14 @@ class OutOfBlocks(RuntimeError):
         self.available = available
 
 
+class NeverFits(OutOfBlocks):
+    """A request needs more blocks than the whole pool has: no waiting helps."""
+
+
+class WrongThread(RuntimeError):
+    """A thread called that is not the manager's one writer. The call has changed nothing."""
+
+
 class IntegrityError(AssertionError):
     """Bookkeeping contradicts itself: a fault of this package or of who reached into it."""
 
@@ -29,3 +37,13 @@ def expect_equal(what: str, found: Any, expected: Any) -> None:
     """
     if found != expected:
         raise IntegrityError(f"{what}: found {found}, expected {expected}")
+
+
+def expect_none(what: str, blocks: Any) -> None:
+    """State that an array of offenders is empty.
+
+    Raises:
+        IntegrityError: it is not; the message names the first few.
+    """
+    if len(blocks):
+        raise IntegrityError(f"{what}: found {list(map(int, blocks[:5]))}, expected none")

@@ -1,90 +1,127 @@
 """The order in which free blocks are reused.
 
-A doubly-linked ring through two int32 arrays, 8 bytes a block. Entry 0 is the null block's; that
-block is never free, so its entry serves as the ring's anchor and no end needs a special case:
+A ring of places, twice as many as blocks. A block that is free knows its place; a place whose
+block does not know it is *stale* and is passed over:
 
-    next[0] is the block to reuse next, prev[0] the one freed last
+    ring   .  7  4  9  4  .        first = 1, end = 5
+    place  4: 4, 7: 1, 9: -1       9 was taken out of the middle, 4 freed again later
 
-A queue would do for plain reuse. The links let a block leave from the middle at constant cost,
-which is what taking back a free block whose contents are still good asks for.
-
-`array` rather than numpy: all access is to single entries, and there it is twice as fast.
+So a block leaves from anywhere by forgetting its place, and everything else is done to arrays of
+blocks at once. Where the ring is full of stale places it is rewritten, which takes at least as
+many removals as there are blocks: constant cost per operation. 12 bytes a block.
 """
 
-from array import array
 from collections.abc import Iterator
-from itertools import islice
 
-from paged.blocks.errors import expect_equal
+import numpy as np
+from jaxtyping import Bool, Int32
 
-_ANCHOR = 0
-_NOT_FREE = -1
+from paged.blocks.errors import expect_equal, expect_none
+
+Blocks = Int32[np.ndarray, " blocks"]
+
+_NOWHERE = -1
+_SMALLEST_LOOK = 64
 
 
 class FreeList:
-    """Free blocks, least recently freed first. Starts with blocks 1 .. num_blocks - 1, in order.
+    """Free blocks, the next to be reused first. Starts with blocks 1 .. num_blocks - 1, in order.
 
-    Callers pass valid ids: a block to `push_back` that is not free, one to `remove` that is.
+    Callers pass distinct valid ids: blocks to push that are not free, blocks to remove that are.
     """
 
-    __slots__ = ("_length", "_next", "_prev")
+    __slots__ = ("_end", "_first", "_length", "_place", "_ring")
 
     def __init__(self, num_blocks: int) -> None:
-        self._next = array("i", range(1, num_blocks + 1))
-        self._next[-1] = _ANCHOR
-        self._prev = array("i", range(-1, num_blocks - 1))
-        self._prev[_ANCHOR] = num_blocks - 1
-        self._length = num_blocks - 1
+        self._ring = np.zeros(2 * num_blocks, np.int32)
+        self._place = np.full(num_blocks, _NOWHERE, np.int32)
+        self.restore(np.arange(1, num_blocks, dtype=np.int32))
 
     def __len__(self) -> int:
         return self._length
 
-    def __contains__(self, block: int) -> bool:
-        return block != _ANCHOR and self._next[block] != _NOT_FREE
-
     def __iter__(self) -> Iterator[int]:
         """Blocks in the order of reuse."""
-        block = self._next[_ANCHOR]
-        while block != _ANCHOR:
-            yield block
-            block = self._next[block]
+        return iter(self.blocks().tolist())
 
-    def push_back(self, block: int) -> None:
-        """Add a block, to be reused after all that are free now."""
-        last = self._prev[_ANCHOR]
-        self._next[last] = block
-        self._prev[block] = last
-        self._next[block] = _ANCHOR
-        self._prev[_ANCHOR] = block
-        self._length += 1
+    @property
+    def nbytes(self) -> int:
+        """Bytes of bookkeeping."""
+        return self._ring.nbytes + self._place.nbytes
 
-    def remove(self, block: int) -> None:
-        """Take a block out, wherever it stands."""
-        before, after = self._prev[block], self._next[block]
-        self._next[before] = after
-        self._prev[after] = before
-        self._next[block] = self._prev[block] = _NOT_FREE
-        self._length -= 1
+    def holds(self, blocks: Blocks) -> Bool[np.ndarray, " blocks"]:
+        """Which of the blocks are free."""
+        return self._place[blocks] != _NOWHERE
 
-    def pop_front(self) -> int:
-        """Take out the least recently freed block; the list must not be empty."""
-        block = self._next[_ANCHOR]
-        self.remove(block)
-        return block
+    def blocks(self) -> Blocks:
+        """All free blocks in the order of reuse."""
+        places = self._places(self._first, self._end - self._first)
+        blocks = self._ring[places]
+        return blocks[self._place[blocks] == places]
+
+    def restore(self, blocks: Blocks) -> None:
+        """Make these the free blocks, in this order."""
+        self._place[:] = _NOWHERE
+        self._ring[: blocks.size] = blocks
+        self._place[blocks] = np.arange(blocks.size)
+        self._first, self._end, self._length = 0, blocks.size, blocks.size
+
+    def push_back(self, blocks: Blocks) -> None:
+        """Add blocks, to be reused after all that are free now and in this order."""
+        self._make_room(blocks.size)
+        self._put(blocks, self._end)
+        self._end += blocks.size
+
+    def push_front(self, blocks: Blocks) -> None:
+        """Add blocks, to be reused before all that are free now and in this order."""
+        self._make_room(blocks.size)
+        self._first -= blocks.size
+        self._put(blocks, self._first)
+
+    def remove(self, blocks: Blocks) -> None:
+        """Take blocks out, wherever they stand."""
+        self._place[blocks] = _NOWHERE
+        self._length -= blocks.size
+
+    def pop_front(self, count: int) -> Blocks:
+        """Take out the next `count` blocks; the list must have as many."""
+        found: list[np.ndarray] = []
+        missing, look = count, max(count, _SMALLEST_LOOK)
+        while missing:
+            places = self._places(self._first, min(look, self._end - self._first))
+            blocks = self._ring[places]
+            live = (self._place[blocks] == places).nonzero()[0][:missing]
+            found.append(blocks[live])
+            missing -= live.size
+            # Doubled, so that a long stale stretch costs no more looks than its logarithm.
+            self._first += int(live[-1]) + 1 if missing == 0 else places.size
+            look *= 2
+        taken = found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int32), *found])
+        self.remove(taken)
+        return taken
 
     def check_integrity(self) -> None:
-        """Links agree both ways, and the ring is as long as its count says.
+        """Every block that knows its place stands there, and the count is theirs.
 
         Raises:
-            IntegrityError: naming the invariant and the two numbers that disagree.
+            IntegrityError: naming the invariant and the numbers that disagree.
         """
-        # Cut off past the longest there can be, so that a broken ring that never closes still ends.
-        ring = list(islice(self, len(self._next)))
-        expect_equal("blocks on the free list against their count", len(ring), self._length)
-        previous = _ANCHOR
-        for block in [*ring, _ANCHOR]:
-            expect_equal(f"block before {block} on the free list", self._prev[block], previous)
-            previous = block
-        on_ring = set(ring)
-        for block in range(1, len(self._next)):
-            expect_equal(f"block {block} marked as free", block in self, block in on_ring)
+        known = (self._place != _NOWHERE).nonzero()[0]
+        expect_equal("free blocks against their count", known.size, self._length)
+        strays = known[self._ring[self._place[known]] != known]
+        expect_none("free blocks that do not stand at their place", strays)
+        outside = (self._place[known] - self._first) % self._ring.size >= self._end - self._first
+        expect_none("free blocks whose place is not in use", known[outside])
+
+    def _places(self, start: int, count: int) -> np.ndarray:
+        return np.arange(start, start + count) % self._ring.size
+
+    def _put(self, blocks: Blocks, start: int) -> None:
+        places = self._places(start, blocks.size)
+        self._ring[places] = blocks
+        self._place[blocks] = places
+        self._length += blocks.size
+
+    def _make_room(self, count: int) -> None:
+        if self._end - self._first + count > self._ring.size:
+            self.restore(self.blocks())

@@ -1,40 +1,57 @@
-"""The pool: which blocks are free, and how many references the others have."""
+"""The pool: which blocks are free, how many references the others have, and whose contents last."""
 
-from array import array
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from jaxtyping import Int32
 
 from paged.blocks import checks
-from paged.blocks.errors import OutOfBlocks, expect_equal
+from paged.blocks.errors import OutOfBlocks, expect_equal, expect_none
 from paged.blocks.free_list import FreeList
+from paged.blocks.in_flight import InFlight
 
 NULL_BLOCK = 0
 """The block that stands where there is none: never allocated, shared or freed."""
+
+NO_BLOCKS: Int32[np.ndarray, " blocks"] = np.empty(0, np.int32)
+"""No blocks."""
+
+Blocks = Int32[np.ndarray, " blocks"]
 
 
 class BlockPool:
     """Hands out block ids and counts references; knows neither requests nor tokens.
 
-    A block is free or has references, never both. Blocks are reused least recently freed first; a
-    fresh pool gives 1, 2, 3, ... The cost of an operation depends on the blocks it names, not on
-    the size of the pool, which costs 12 bytes a block.
+    A block has references, or is free, or waits for steps that may still read it. Free blocks
+    without a label are reused first, the last freed before the others; then those with one, least
+    recently freed first. The cost of an operation depends on the blocks it names, not on the size
+    of the pool: 21 bytes a block.
 
-    A call that raises has changed nothing. Ids are returned as ints and accepted as any integers.
+    A call that raises has changed nothing. All take and return int32 arrays of blocks.
 
     Args:
         num_blocks: size of the pool, the null block included; at least 2.
+        on_evict: is told of labelled blocks that are about to be reused; it must clear their
+            labels.
+
+    Attributes:
+        labels: [num_blocks] int8; not 0 where a block's contents may be asked for again. Its
+            owner writes to it.
 
     Raises:
         ValueError: `num_blocks` is not an integer of at least 2 that fits int32.
     """
 
-    __slots__ = ("_free", "_num_blocks", "_ref_counts")
+    __slots__ = ("_free", "_in_flight", "_num_blocks", "_on_evict", "_ref_counts", "labels")
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[Blocks], None] | None = None) -> None:
         self._num_blocks = checks.integer("num_blocks", num_blocks, at_least=2)
         checks.slots_fit("num_blocks", self._num_blocks, block_size=1)
         self._free = FreeList(self._num_blocks)
-        self._ref_counts = array("i", bytes(4 * self._num_blocks))
+        self._in_flight = InFlight(self._num_blocks)
+        self._ref_counts = np.zeros(self._num_blocks, np.int32)
+        self._on_evict = on_evict
+        self.labels = np.zeros(self._num_blocks, np.int8)
 
     @property
     def num_blocks(self) -> int:
@@ -43,8 +60,29 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` could hand out now; the null block is none of them."""
+        """Blocks that `acquire` could hand out now; the null block is none of them."""
         return len(self._free)
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks without references that a step in flight may read."""
+        return self._in_flight.num_waiting
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with references."""
+        return self._num_blocks - 1 - len(self._free) - self._in_flight.num_waiting
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in flight."""
+        return self._in_flight.num_steps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of bookkeeping."""
+        arrays = self._ref_counts.nbytes + self.labels.nbytes
+        return arrays + self._free.nbytes + self._in_flight.nbytes
 
     def ref_count(self, block_id: int) -> int:
         """References to a block; 0 when it is free.
@@ -52,72 +90,166 @@ class BlockPool:
         Raises:
             ValueError: the null block, which is not counted, or no block of this pool.
         """
-        (block,) = self._ids("block_id", [block_id])
-        return self._ref_counts[block]
+        return int(self._ref_counts[self._checked("block_id", [block_id])[0]])
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, each with one reference: all of them or none.
+    def ref_counts(self, blocks: Blocks) -> Int32[np.ndarray, " blocks"]:
+        """References to each of some blocks of this pool."""
+        return self._ref_counts[blocks]
+
+    def num_free_among(self, blocks: Blocks) -> int:
+        """How many of some distinct blocks of this pool are free."""
+        return int(np.count_nonzero(self._free.holds(blocks)))
+
+    def acquire(self, count: int, shared: Blocks = NO_BLOCKS, *, spare: int = 0) -> Blocks:
+        """Take `count` free blocks and a reference to each of `shared`: all of it or nothing.
+
+        Args:
+            count: blocks to take, each with one reference.
+            shared: distinct blocks whose contents are wanted, in use or not. One that is free
+                leaves the free list, so it counts as taken, and before any other block is: what
+                this call takes can not be what it shares.
+            spare: blocks that must stay free.
 
         Raises:
             OutOfBlocks: fewer are free.
             ValueError: `count` is not an integer of at least 0.
         """
         count = checks.integer("count", count, at_least=0)
-        if count > len(self._free):
-            raise OutOfBlocks(wanted=count, available=len(self._free))
-        blocks = [self._free.pop_front() for _ in range(count)]
-        for block in blocks:
-            self._ref_counts[block] = 1
+        idle = shared[self._ref_counts[shared] == 0] if shared.size else shared
+        is_free = self._free.holds(idle)
+        revived = idle[is_free]
+        if count + revived.size + spare > len(self._free):
+            raise OutOfBlocks(count + revived.size + spare, len(self._free))
+        if shared.size:
+            self._free.remove(revived)
+            self._in_flight.take_back(idle[~is_free])
+            self._ref_counts[shared] += 1
+        blocks = self._free.pop_front(count)
+        evicted = blocks[self.labels[blocks] != 0]
+        if evicted.size and self._on_evict is not None:
+            self._on_evict(evicted)
+        self._ref_counts[blocks] = 1
         return blocks
 
-    def share(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each block, once for each time it is named.
+    def share(self, blocks: Iterable[int] | Blocks, times: int = 1) -> None:
+        """Add references to each of some distinct blocks in use.
 
         Raises:
-            ValueError: the null block, an unknown id, or a free block, whose contents are nobody's.
+            ValueError: the null block, an unknown id, one named twice, or a free block, whose
+                contents are nobody's.
         """
-        blocks = self._ids("block_ids", block_ids)
-        for block in blocks:
-            if self._ref_counts[block] == 0:
-                raise ValueError(f"block_ids: got {block}, which is free, expected blocks in use")
-        for block in blocks:
-            self._ref_counts[block] += 1
+        chosen = self._checked("block_ids", blocks)
+        counts = self._ref_counts[chosen]
+        if chosen.size and counts.min() < 1:
+            block = chosen[counts.argmin()]
+            raise ValueError(f"block_ids: got {block}, which is free, expected blocks in use")
+        self._ref_counts[chosen] = counts + times
 
-    def free(self, block_ids: Iterable[int]) -> None:
-        """Give up a reference to each block, once for each time it is named.
+    def release(self, blocks: Iterable[int] | Blocks) -> None:
+        """Give up a reference to each of some distinct blocks.
 
         Blocks left without references are reused in the order given here. Name the last block of a
         sequence first and the head of its prefix is the last to be overwritten.
 
         Raises:
-            ValueError: the null block, an unknown id, or more references than a block has.
+            ValueError: the null block, an unknown id, one named twice, or a block that is free.
         """
-        blocks = self._ids("block_ids", block_ids)
-        for block, times in Counter(blocks).items():
-            if times > self._ref_counts[block]:
-                raise ValueError(
-                    f"block_ids: got {block} {times} time(s), expected at most its reference "
-                    f"count, {self._ref_counts[block]}"
-                )
-        for block in blocks:
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                self._free.push_back(block)
+        chosen = self._checked("block_ids", blocks)
+        counts = self._ref_counts[chosen]
+        if chosen.size and counts.min() < 1:
+            block = chosen[counts.argmin()]
+            raise ValueError(
+                f"block_ids: got {block}, which has no reference, expected blocks in use"
+            )
+        self._ref_counts[chosen] = counts - 1
+        idle = chosen[counts == 1]
+        if self._in_flight.num_steps and idle.size:
+            self._in_flight.wait(idle)
+        else:
+            self._reuse(idle)
 
-    def check_integrity(self) -> None:
-        """Compare all bookkeeping with itself; walks the whole pool.
+    def begin_step(self) -> int:
+        """A step is dispatched that reads blocks; returns its number."""
+        return self._in_flight.begin()
+
+    def end_step(self, step: int) -> None:
+        """A step has ended, and so have all before it.
 
         Raises:
-            IntegrityError: naming the invariant and the two numbers that disagree.
+            ValueError: no step in flight has that number.
+        """
+        self._reuse(self._in_flight.end(step))
+
+    def free_blocks(self) -> Blocks:
+        """All free blocks in the order of reuse."""
+        return self._free.blocks()
+
+    def restore(self, free: Blocks, ref_counts: Int32[np.ndarray, " num_blocks"]) -> None:
+        """Take over a state that was saved; `check_integrity` says whether it is one."""
+        self._free.restore(free)
+        self._ref_counts[:] = ref_counts
+
+    def check_integrity(self, references: Int32[np.ndarray, " num_blocks"] | None = None) -> None:
+        """Compare all bookkeeping with itself, and with who holds what where that is told.
+
+        Args:
+            references: how often each block is held.
+
+        Raises:
+            IntegrityError: naming the invariant and the numbers that disagree.
         """
         self._free.check_integrity()
-        expect_equal("reference count of the null block", self._ref_counts[NULL_BLOCK], 0)
-        for block in range(1, self._num_blocks):
-            count = self._ref_counts[block]
-            expect_equal(f"reference count of block {block}", count, max(count, 0))
-            expect_equal(
-                f"block {block} free, with reference count {count}", block in self._free, count == 0
-            )
+        self._in_flight.check_integrity()
+        counts = self._ref_counts
+        everyone = np.arange(self._num_blocks, dtype=np.int32)
+        expect_equal("reference count of the null block", int(counts[NULL_BLOCK]), 0)
+        expect_equal("label of the null block", int(self.labels[NULL_BLOCK]), 0)
+        expect_none("blocks with a negative reference count", (counts < 0).nonzero()[0])
+        is_free = self._free.holds(everyone)
+        is_waiting = np.zeros(self._num_blocks, bool)
+        is_waiting[self._in_flight.waiting()] = True
+        places = is_free.astype(np.int8) + is_waiting + (counts > 0)
+        places[NULL_BLOCK] += 1
+        expect_none(
+            "blocks that are not exactly one of free, waiting and in use",
+            (places != 1).nonzero()[0],
+        )
+        if references is not None:
+            wrong = (counts != references).nonzero()[0]
+            if wrong.size:
+                block = int(wrong[0])
+                expect_equal(
+                    f"reference count of block {block} against who holds it",
+                    int(counts[block]),
+                    int(references[block]),
+                )
 
-    def _ids(self, name: str, block_ids: Iterable[int]) -> list[int]:
-        return checks.ids(name, block_ids, at_least=NULL_BLOCK + 1, below=self._num_blocks)
+    def _reuse(self, blocks: Blocks) -> None:
+        if blocks.size:
+            is_kept = self.labels[blocks] != 0
+            self._free.push_front(blocks[~is_kept])
+            self._free.push_back(blocks[is_kept])
+
+    def _checked(self, name: str, values: Iterable[int] | Blocks) -> Blocks:
+        """Distinct blocks of this pool, as an array."""
+        if isinstance(values, np.ndarray) and values.dtype == np.int32:
+            blocks = values
+        else:
+            chosen = checks.ids(name, values, at_least=NULL_BLOCK + 1, below=self._num_blocks)
+            blocks = np.array(chosen, np.int32)
+        if blocks.size < 2:
+            ordered = blocks
+        else:
+            ordered = np.sort(blocks)
+            twice = (ordered[1:] == ordered[:-1]).nonzero()[0]
+            if twice.size:
+                raise ValueError(
+                    f"{name}: got {ordered[twice[0]]} more than once, expected distinct blocks"
+                )
+        if ordered.size and not 0 < ordered[0] <= ordered[-1] < self._num_blocks:
+            wrong = ordered[0] if ordered[0] < 1 else ordered[-1]
+            raise ValueError(
+                f"{name}: got {wrong}, expected block ids of at least 1 and at most "
+                f"{self._num_blocks - 1}"
+            )
+        return blocks

@@ -45,6 +45,10 @@ def test_the_json_has_the_form_of_the_kernels_report():
     }
 
 
+def _table(manager, request_id):
+    return manager._core.holding(request_id).tables[0]
+
+
 class GivesTheNullBlock(KVCacheManager):
     def allocate_slots(self, request_id, num_tokens):
         super().allocate_slots(request_id, num_tokens)
@@ -83,13 +87,13 @@ class GivesABlockTooMany(KVCacheManager):
 
 class HandsOutItsOwnList(KVCacheManager):
     def block_ids(self, request_id):
-        return self._holding(request_id).block_ids
+        return _table(self, request_id)
 
 
 class RewritesItsTables(KVCacheManager):
     def append_slots(self, request_id, num_tokens=1):
         added = super().append_slots(request_id, num_tokens)
-        self._holding(request_id).block_ids.sort(reverse=True)
+        _table(self, request_id).reverse()
         return added
 
 
@@ -102,14 +106,14 @@ class SharesABlock(KVCacheManager):
         blocks = super().allocate_slots(request_id, num_tokens)
         self._calls += 1
         if self._calls > 30:
-            other = next(iter(self._requests.values())).block_ids[0]
-            self._holding(request_id).block_ids[0] = other
+            other = next(iter(self._core.holdings.values())).tables[0][0]
+            _table(self, request_id)[0] = other
         return blocks
 
 
 class KeepsABlockWhenFreed(KVCacheManager):
     def free(self, request_id):
-        self._holding(request_id).block_ids.pop()
+        _table(self, request_id).pop()
         super().free(request_id)
 
 
@@ -120,18 +124,18 @@ class LetsEveryoneWait(KVCacheManager):
 
 class FreesTwice(KVCacheManager):
     def free(self, request_id):
-        if request_id in self._requests:
+        if request_id in self._core.holdings:
             super().free(request_id)
 
 
 class TakesTheUnknownForEmpty(KVCacheManager):
     def block_ids(self, request_id):
-        return super().block_ids(request_id) if request_id in self._requests else []
+        return super().block_ids(request_id) if request_id in self._core.holdings else []
 
 
 class ForgetsTheFirstAllocation(KVCacheManager):
     def allocate_slots(self, request_id, num_tokens):
-        self._requests.pop(request_id, None)
+        self._core.holdings.pop(request_id, None)
         return super().allocate_slots(request_id, num_tokens)
 
 

@@ -1,0 +1,155 @@
+"""The hash index: which block holds the contents that a digest stands for, in each group."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paged.blocks.errors import expect_equal, expect_none
+from paged.blocks.events import AllCleared, BlocksRemoved, BlocksStored, EventLog
+from paged.blocks.pool import BlockPool, Blocks
+from paged.blocks.preimages import Preimages
+
+
+class PrefixIndex:
+    """Digest to block, and back. One block a digest and group: the first to come.
+
+    A block in the index has the label group + 1, and its digest in a row of an array, so that
+    millions of them cost no collector's time.
+
+    Args:
+        pool: whose labels the index keeps.
+        num_groups: groups.
+        digest_size: bytes of a digest.
+        preimages: kept where the hash is not trusted; None where it is.
+        log: is told what is stored and removed.
+
+    Attributes:
+        num_evictions: blocks that lost their contents so far.
+    """
+
+    __slots__ = ("_blocks", "_digests", "_log", "_pool", "num_evictions", "preimages")
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        num_groups: int,
+        digest_size: int,
+        preimages: Preimages | None,
+        log: EventLog,
+    ) -> None:
+        self._pool = pool
+        self._blocks: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
+        self._digests = np.zeros((pool.num_blocks, digest_size), np.uint8)
+        self._log = log
+        self.preimages = preimages
+        self.num_evictions = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of bookkeeping beside the dictionaries."""
+        return self._digests.nbytes
+
+    def block(self, group: int, digest: bytes) -> int | None:
+        """The block that holds what a digest stands for; None where there is none."""
+        return self._blocks[group].get(digest)
+
+    def items(self, group: int) -> list[tuple[bytes, int]]:
+        """All digests of a group and their blocks."""
+        return list(self._blocks[group].items())
+
+    def leading(self, group: int, digests: Sequence[bytes]) -> list[int]:
+        """The blocks of the leading digests, up to the first that has none."""
+        known, found = self._blocks[group].get, []
+        for digest in digests:
+            block = known(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def add(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
+        """Enter full blocks. Where a digest has a block already, the new one stays outside.
+
+        No table is rewritten to make two blocks one: whoever computed the second keeps it.
+        """
+        known = self._blocks[group]
+        fresh = [index for index, digest in enumerate(digests) if digest not in known]
+        if not fresh:
+            return
+        if len(fresh) < len(digests):
+            digests, blocks = [digests[index] for index in fresh], blocks[fresh]
+        self._enter(group, digests, blocks)
+        if self.preimages is not None:
+            for digest in digests:
+                self.preimages.pin(digest)
+        if self._log.is_on:
+            self._log.add(BlocksStored(group, tuple(digests), tuple(blocks.tolist())))
+
+    def evict(self, blocks: Blocks) -> None:
+        """Forget blocks of the index, which are about to be reused."""
+        labels = self._pool.labels[blocks]
+        self._pool.labels[blocks] = 0
+        self.num_evictions += blocks.size
+        for label in np.unique(labels).tolist():
+            chosen = blocks if labels.size == 1 else blocks[labels == label]
+            digests = self._digests_of(chosen)
+            known = self._blocks[label - 1]
+            for digest in digests:
+                del known[digest]
+            if self.preimages is not None:
+                for digest in digests:
+                    self.preimages.unpin(digest)
+            if self._log.is_on:
+                self._log.add(BlocksRemoved(label - 1, tuple(digests)))
+
+    def restore(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
+        """Take over entries that were saved; their preimages are restored apart."""
+        self._enter(group, digests, blocks)
+
+    def clear(self) -> None:
+        """Forget all."""
+        if self.preimages is not None:
+            for known in self._blocks:
+                for digest in known:
+                    self.preimages.unpin(digest)
+        for known in self._blocks:
+            known.clear()
+        self._pool.labels[:] = 0
+        self._log.add(AllCleared())
+
+    def check_integrity(self) -> None:
+        """Digest to block and block to digest agree, and labels are those of the index.
+
+        Raises:
+            IntegrityError: naming the invariant and the numbers that disagree.
+        """
+        labels = np.zeros_like(self._pool.labels)
+        for group, known in enumerate(self._blocks):
+            blocks = np.fromiter(known.values(), np.int32, len(known))
+            expect_equal(
+                f"blocks of the index in group {group}", np.unique(blocks).size, len(known)
+            )
+            expect_none("blocks of two groups", blocks[labels[blocks] != 0])
+            labels[blocks] = group + 1
+            expect_equal(
+                f"digests of group {group}, by block and by digest",
+                self._digests_of(blocks) == list(known),
+                True,
+            )
+        wrong = (labels != self._pool.labels).nonzero()[0]
+        expect_none("blocks whose label is not that of the index", wrong)
+
+    def _digests_of(self, blocks: Blocks) -> list[bytes]:
+        size = self._digests.shape[1]
+        data = self._digests[blocks].tobytes()
+        return [data[start : start + size] for start in range(0, len(data), size)]
+
+    def _enter(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
+        """Note blocks and digests of each other."""
+        self._blocks[group].update(zip(digests, blocks.tolist(), strict=True))
+        size = self._digests.shape[1]
+        self._digests[blocks] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, size)
+        self._pool.labels[blocks] = group + 1
