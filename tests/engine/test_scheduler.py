@@ -30,7 +30,7 @@ def read(step):
     for part in step:
         if part.is_last_chunk:
             part.request.num_in_flight -= 1
-            part.request.output_token_ids.append(-part.output_index)
+            part.request.output_token_ids.append(part.output_index)
 
 
 def shown(step):
@@ -142,7 +142,7 @@ def test_every_load_ends_within_the_limits(loads, block_size, spare, seqs, budge
             break
     assert [len(r.output_token_ids) for r in requests] == [tokens for _, tokens in loads]
     # Each output index was sampled once, in order.
-    assert all(r.output_token_ids == [-i for i in range(r.num_outputs)] for r in requests)
+    assert all(r.output_token_ids == list(range(r.num_outputs)) for r in requests)
     assert requests[0].num_preemptions == 0
     scheduler.schedule()
     assert scheduler.manager.num_free_blocks == scheduler.manager.num_blocks - 1
