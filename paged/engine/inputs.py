@@ -17,6 +17,8 @@ from paged.engine.sampler import RowSampling, SamplingMode
 from paged.engine.scheduler import Scheduled
 from paged.metadata import AttentionMetadata, MetadataBuilder
 
+_MIN_CANDIDATES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -216,7 +218,7 @@ def _mode(step: Sequence[Scheduled]) -> SamplingMode:
 
 
 def _num_candidates(step: Sequence[Scheduled]) -> int:
-    """The most that a beam wants, as a power of two: one program serves several widths."""
+    """The most that a beam wants, padded: one program serves several widths."""
     most = max(
         (
             part.request.beams.num_candidates
@@ -225,7 +227,7 @@ def _num_candidates(step: Sequence[Scheduled]) -> int:
         ),
         default=0,
     )
-    return 1 << (most - 1).bit_length() if most else 0
+    return max(_MIN_CANDIDATES, 1 << (most - 1).bit_length()) if most else 0
 
 
 def _token_ids(ordered: Sequence[Scheduled], num_tokens: int) -> Int32[np.ndarray, " T"]:
