@@ -4,14 +4,9 @@ import dataclasses
 
 import pytest
 
-from paged.engine import LLM, SamplingParams
+from paged.engine import SamplingParams
 
 DRAWN = SamplingParams(temperature=0.9, max_tokens=10, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_model, byte_tokenizer):
-    return LLM(tiny_model, tokenizer=byte_tokenizer, block_size=4, num_blocks=80, max_num_seqs=8)
 
 
 def seeded(seed, n=1):
