@@ -110,8 +110,10 @@ def spare_blocks(core: Core) -> int:
     return core.watermark if core.holdings else 0
 
 
-def can_admit(core: Core, prompt: Prompt | None, num_tokens: int, chunk: int | None) -> bool:
-    """Whether `admit` would succeed now."""
+def can_admit(
+    core: Core, prompt: Prompt | None, num_tokens: int, chunk: int | None, spare: int = 0
+) -> bool:
+    """Whether `admit` would succeed now, and leave `spare` blocks free."""
     hit = find_hit(core, prompt)
     if peak_blocks(core, num_tokens, chunk, hit.num_tokens) > core.pool.num_blocks - 1:
         return False
@@ -119,7 +121,7 @@ def can_admit(core: Core, prompt: Prompt | None, num_tokens: int, chunk: int | N
     # A hit block that is free is taken from the free ones like any other.
     revived = core.pool.num_free_among(shared)
     wanted = num_new_blocks(core, hit, num_slots(hit, num_tokens, chunk)) + revived
-    return wanted + spare_blocks(core) <= core.pool.num_free
+    return wanted + max(spare, spare_blocks(core)) <= core.pool.num_free
 
 
 def admit(

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int32, Integer
 
 from paged.blocks import checks
+from paged.blocks.growth import TableChanges
 from paged.blocks.pool import NULL_BLOCK
 
 DeviceArray = TypeVar("DeviceArray")
@@ -121,6 +122,28 @@ class BlockTable(Generic[DeviceArray]):
         self._entries[row, start * self._ratio : end * self._ratio] = kernel_blocks.reshape(-1)
         self._num_blocks[row] = end
         self._lowest_changed = min(self._lowest_changed, row)
+
+    def follow(self, changes: TableChanges) -> None:
+        """Write the entries that a manager has written to its first group's tables, row by row.
+
+        Rows are the manager's; an entry that lies behind a row's end makes the row longer.
+
+        Raises:
+            ValueError: a row or a column that the table does not have.
+        """
+        if not len(changes):
+            return
+        rows, columns = changes.rows, changes.columns
+        if rows.max() >= self._max_rows or columns.max() >= self._max_blocks:
+            raise ValueError(
+                f"changes: got row {rows.max()} and column {columns.max()}, expected at most "
+                f"{self._max_rows - 1} and {self._max_blocks - 1}"
+            )
+        inner = np.arange(self._ratio, dtype=np.int32)
+        places = columns[:, None] * self._ratio + inner
+        self._entries[rows[:, None], places] = changes.blocks[:, None] * self._ratio + inner
+        np.maximum.at(self._num_blocks, rows, columns + 1)
+        self._lowest_changed = min(self._lowest_changed, int(rows.min()))
 
     def move_row(self, src: int, dst: int) -> None:
         """Move a row to an empty one and leave its old place empty.

@@ -120,15 +120,22 @@ class ManagerView:
         num_tokens = checks.integer("num_tokens", num_tokens, at_least=1)
         return admission.can_admit(self._core, None, num_tokens, None)
 
-    def can_admit(self, prompt: Prompt, chunk: int | None = None) -> bool:
+    def can_admit(self, prompt: Prompt, chunk: int | None = None, *, spare: int = 0) -> bool:
         """Whether `admit` with the same prompt would succeed now.
 
+        Args:
+            prompt: as for `admit`.
+            chunk: as for `admit`.
+            spare: blocks that would have to be left free, where that is more than the watermark.
+
         Raises:
-            ValueError: a prompt hashed otherwise, or `chunk` is not an integer of at least 1.
+            ValueError: a prompt hashed otherwise, or `chunk` is not an integer of at least 1 or
+                `spare` of at least 0.
         """
         self._require_own(prompt)
         chunk = checked_chunk(chunk)
-        return admission.can_admit(self._core, prompt, len(prompt), chunk)
+        spare = checks.integer("spare", spare, at_least=0)
+        return admission.can_admit(self._core, prompt, len(prompt), chunk, spare)
 
     def can_append(self, request_id: Hashable, num_tokens: int = 1, *, drafts: int = 0) -> bool:
         """Whether `append_slots` with the same arguments would succeed now.

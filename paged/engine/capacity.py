@@ -9,6 +9,16 @@ DEFAULT_CACHE_BYTES = 1 << 30
 """Most bytes of cache, over all layers, that are taken without being asked for."""
 
 
+def block_bytes(resolutions: Sequence[Resolution], *, block_size: int, dtype: str) -> int:
+    """Bytes of a block over all layers."""
+    return sum(
+        r.layout.page_bytes(
+            KVCacheSpec.of(r.spec, block_size=block_size, dtype=dtype), target=r.target
+        )
+        for r in resolutions
+    )
+
+
 def default_num_blocks(
     resolutions: Sequence[Resolution],
     *,
@@ -22,16 +32,11 @@ def default_num_blocks(
     Raises:
         ValueError: the budget holds no block that a request could use.
     """
-    block_bytes = sum(
-        r.layout.page_bytes(
-            KVCacheSpec.of(r.spec, block_size=block_size, dtype=dtype), target=r.target
-        )
-        for r in resolutions
-    )
-    affordable = DEFAULT_CACHE_BYTES // block_bytes
+    needed = block_bytes(resolutions, block_size=block_size, dtype=dtype)
+    affordable = DEFAULT_CACHE_BYTES // needed
     if affordable < 2:
         raise ValueError(
-            f"num_blocks: a block takes {block_bytes} bytes over all layers and the default budget "
+            f"num_blocks: a block takes {needed} bytes over all layers and the default budget "
             f"is {DEFAULT_CACHE_BYTES}; say how many you want"
         )
     # And the null block.

@@ -1,10 +1,13 @@
 """The loop: schedule a step, hand it to the device, read back the step before it."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
 from paged.blocks import BlockTable, KVCacheManager
+from paged.engine.beams import BeamSearch
+from paged.engine.preemption import PreemptionCost
 from paged.engine.request import FinishReason, Request
 from paged.engine.runner import InFlight, Runner
 from paged.engine.sampling import MAX_SEED, SamplingParams
@@ -27,6 +30,7 @@ class Engine:
         max_num_batched_tokens: tokens of one step.
         max_model_len: prompt and generated tokens of one request.
         eos_token_ids: tokens that end a request unless it says `ignore_eos`.
+        cost: decides how a request is preempted.
         seed: of the seeds drawn for requests without one; None for different ones each time.
 
     Attributes:
@@ -43,6 +47,7 @@ class Engine:
         max_num_batched_tokens: int,
         max_model_len: int,
         eos_token_ids: Collection[int] = (),
+        cost: PreemptionCost | None = None,
         seed: int | None = None,
     ) -> None:
         self.scheduler = Scheduler(
@@ -50,6 +55,7 @@ class Engine:
             table,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            cost=cost,
         )
         self._runner = runner
         self._table = table
@@ -70,39 +76,100 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts and times so far; one object that later steps update."""
         self._stats.preemptions = self.scheduler.num_preemptions
+        self._stats.swaps = self.scheduler.num_swaps
+        self._stats.blocks = self.scheduler.manager.stats()
         self._stats.compile_seconds = self._runner.compile_seconds
         self._stats.compiled_shapes = self._runner.num_compiled_shapes
         return self._stats
 
-    def add(self, prompt_token_ids: list[int], params: SamplingParams) -> Request:
-        """Queue a request.
+    def add(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Request]:
+        """Queue a prompt; returns a request for each of its `params.n` samples.
+
+        Args:
+            prompt_token_ids: at least one.
+            params: how to sample and when to end.
+            priority: lower is served earlier; see `Request.order`.
+            cache_salt: only requests with the same one share cached blocks.
 
         Raises:
             ValueError: no token, as many tokens as the model's length, or a request that the pool
                 could never hold, with both numbers.
         """
         length = len(prompt_token_ids)
-        if not 0 < length < self._max_model_len:
-            raise ValueError(
-                f"prompt: got {length} tokens, expected from 1 to {self._max_model_len - 1} "
-                f"(max_model_len is {self._max_model_len})"
-            )
+        self._require_length(length)
         # Drawn even where it is not needed for randomness: one request's seed then depends on its
         # place among the unseeded alone.
-        seed = params.seed
-        if seed is None:
-            seed = int(self._seeds.integers(0, MAX_SEED, dtype=np.uint64, endpoint=True))
+        seeds = [
+            int(self._seeds.integers(0, MAX_SEED, dtype=np.uint64, endpoint=True))
+            if params.seed is None
+            else (params.seed + sample) % (MAX_SEED + 1)
+            for sample in range(params.n)
+        ]
+        leader, *forks = (
+            Request(
+                request_id=self._next_id + sample,
+                prompt_token_ids=prompt_token_ids,
+                params=params,
+                seed=seed,
+                max_output_tokens=min(params.max_tokens, self._max_model_len - length),
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            for sample, seed in enumerate(seeds)
+        )
+        leader.forks = list(forks)
+        for fork in forks:
+            fork.leader = leader
+        self.scheduler.add(leader)
+        self._next_id += params.n
+        self._stats.prompt_tokens += length
+        return [leader, *forks]
+
+    def add_search(
+        self,
+        prompt_token_ids: list[int],
+        *,
+        beam_width: int,
+        max_tokens: int,
+        length_penalty: float,
+        cache_salt: str | None = None,
+    ) -> BeamSearch:
+        """Queue a beam search; the model's own end tokens end a continuation.
+
+        Raises:
+            ValueError: as `add`.
+        """
+        length = len(prompt_token_ids)
+        self._require_length(length)
+        max_tokens = min(max_tokens, self._max_model_len - length)
+        search = BeamSearch(
+            width=beam_width,
+            prompt_length=length,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            stop_token_ids=self._eos_token_ids,
+        )
         request = Request(
             request_id=self._next_id,
             prompt_token_ids=prompt_token_ids,
-            params=params,
-            seed=seed,
-            max_output_tokens=min(params.max_tokens, self._max_model_len - length),
+            params=SamplingParams(temperature=0, max_tokens=max_tokens),
+            seed=0,
+            max_output_tokens=max_tokens,
+            cache_salt=cache_salt,
+            beams=search,
         )
+        search.live = [request]
         self.scheduler.add(request)
         self._next_id += 1
         self._stats.prompt_tokens += length
-        return request
+        return search
 
     def step(self) -> list[tuple[Request, int]]:
         """Dispatch the next step, then read the one before; returns the tokens that were read.
@@ -110,6 +177,8 @@ class Engine:
         Requests that a token or their length ended have a `finish_reason` by then. When a step
         fails, or is interrupted, nobody knows what the caches hold: every request is given up.
         """
+        # Whoever calls is the one that calls; the engine has no threads of its own.
+        self.scheduler.manager.adopt()
         try:
             return self._step()
         except BaseException:
@@ -119,6 +188,8 @@ class Engine:
     def _step(self) -> list[tuple[Request, int]]:
         parts = self.scheduler.schedule()
         done = self._pending
+        # Copies come before the step that needs them, even where that step is a later one.
+        self._runner.copy(self.scheduler.manager.take_copies())
         self._pending = self._runner.dispatch(parts, self._table.host) if parts else None
         if done is None and self._pending is None and self.scheduler.has_work:
             raise RuntimeError("requests wait, none runs and none can start: a scheduler's fault")
@@ -130,21 +201,34 @@ class Engine:
         request.is_aborted = reason is None
         self.scheduler.release(request)
 
+    def end_search(self, search: BeamSearch) -> None:
+        """End a beam search, whether it is done or not, and free its blocks."""
+        search.is_over = True
+        for request in search.live:
+            self.finish(request, None)
+        self.scheduler.end_search(search)
+
     def _give_up_all(self) -> None:
         self._pending = None
-        for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            self.finish(request, request.finish_reason)
+        scheduler = self.scheduler
+        # Samples that wait for their prompt come to light when the request that computes it goes.
+        while left := [*scheduler.running, *scheduler.waiting]:
+            for request in left:
+                if request.beams is not None:
+                    self.end_search(request.beams)
+                else:
+                    self.finish(request, request.finish_reason)
+        scheduler.manager.take_copies()
+        scheduler.manager.reset()
 
     def _read(self, done: InFlight) -> list[tuple[Request, int]]:
-        tokens = done.sampled()
+        sampled = done.sampled()
+        candidates = done.candidates()
         self._count(done)
         read: list[tuple[Request, int]] = []
-        for part, token in zip(done.parts, tokens, strict=True):
-            request = part.request
-            if not part.is_last_chunk:
-                continue
+        for request, token in sampled:
             request.num_in_flight -= 1
-            if request.is_over:
+            if request.is_over or request.beams is not None:
                 continue
             request.output_token_ids.append(token)
             read.append((request, token))
@@ -152,8 +236,54 @@ class Engine:
                 self.finish(request, "stop")
             elif len(request.output_token_ids) >= request.max_output_tokens:
                 self.finish(request, "length")
+        for request, likeliest in candidates.items():
+            search = request.beams
+            if search is not None and not search.is_over and search.read(request, *likeliest):
+                self._advance(search)
         self._stats.output_tokens += len(read)
         return read
+
+    def _advance(self, search: BeamSearch) -> None:
+        """Give a search its beams of the next length."""
+        children, parents = search.select(), search.live
+        if not children:
+            self._stats.output_tokens += sum(len(found.token_ids) for found in search.best())
+            self.end_search(search)
+            return
+        # First what goes, so that its row and blocks are there for what comes.
+        kept = {child.parent for child in children}
+        for place, parent in enumerate(parents):
+            if place not in kept:
+                self.finish(parent, None)
+        twins: dict[int, list[Request]] = {}
+        search.live = []
+        for child in children:
+            parent = parents[child.parent]
+            # The best child goes on in its parent's place.
+            if child.parent not in twins:
+                twins[child.parent] = []
+                search.live.append(parent)
+                continue
+            twin = replace(
+                parent,
+                request_id=self._next_id,
+                output_token_ids=list(parent.output_token_ids),
+                forks=[],
+            )
+            self._next_id += 1
+            twins[child.parent].append(twin)
+            search.live.append(twin)
+        for place, children_of in twins.items():
+            self.scheduler.fork(parents[place], children_of)
+        for request, child in zip(search.live, children, strict=True):
+            request.output_token_ids.append(child.token)
+
+    def _require_length(self, length: int) -> None:
+        if not 0 < length < self._max_model_len:
+            raise ValueError(
+                f"prompt: got {length} tokens, expected from 1 to {self._max_model_len - 1} "
+                f"(max_model_len is {self._max_model_len})"
+            )
 
     def is_stop_token(self, request: Request, token: int) -> bool:
         """Whether a token ends a request."""

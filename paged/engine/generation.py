@@ -3,7 +3,7 @@
 import time
 from collections import deque
 
-from paged.engine.outputs import Increment, RequestOutput
+from paged.engine.outputs import Completion, Increment
 from paged.engine.request import Request
 from paged.engine.text import Detokenizer, StopStrings
 
@@ -13,6 +13,7 @@ class Generation:
 
     Args:
         index: place of the prompt in its list.
+        sample: which of the prompt's samples this is.
         prompt: the prompt's text, None for token ids.
         request: the engine's side.
         detokenizer: None where there is no tokenizer: then all text is "".
@@ -22,12 +23,18 @@ class Generation:
     """
 
     def __init__(
-        self, index: int, prompt: str | None, request: Request, detokenizer: Detokenizer | None
+        self,
+        index: int,
+        sample: int,
+        prompt: str | None,
+        request: Request,
+        detokenizer: Detokenizer | None,
     ) -> None:
         self.index = index
+        self.sample = sample
+        self.prompt = prompt
         self.request = request
         self.increments: deque[Increment] = deque()
-        self._prompt = prompt
         self._detokenizer = detokenizer
         self._stop = StopStrings(request.params.stop)
         self._text: list[str] = []
@@ -53,16 +60,14 @@ class Generation:
                 piece += rest if is_stopped else rest + self._stop.finish()
         self._text.append(piece)
         reason = "stop" if is_stopped else request.finish_reason
-        self.increments.append(Increment(self.index, piece, (token,), reason))
+        self.increments.append(Increment(self.index, piece, (token,), reason, self.sample))
         return is_stopped
 
-    def output(self) -> RequestOutput:
+    def completion(self) -> Completion:
         """All of it, once the request is finished."""
         request = self.request
         assert request.finish_reason is not None
-        return RequestOutput(
-            prompt=self._prompt,
-            prompt_token_ids=list(request.prompt_token_ids),
+        return Completion(
             text="".join(self._text),
             token_ids=list(request.output_token_ids),
             finish_reason=request.finish_reason,
@@ -70,5 +75,6 @@ class Generation:
                 "seconds_to_first_token": self._first_token_at - self._started,
                 "seconds": self._finished_at - self._started,
                 "preemptions": request.num_preemptions,
+                "cached_tokens": request.num_cached,
             },
         )

@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
+from paged.engine.request import Request
 from paged.engine.sampler import RowSampling, SamplingMode
 from paged.engine.scheduler import Scheduled
 from paged.metadata import AttentionMetadata, MetadataBuilder
+
+_MIN_CANDIDATES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class StepShape:
         num_blocks: blocks of the longest row, padded (B).
         is_decode: whether every row has one token.
         mode: what sampling needs.
+        num_samples: samples, padded (N), where a row has several; None where each has one.
+        num_candidates: how many of each row's likeliest tokens are wanted, padded; 0 without beams.
     """
 
     num_seqs: int
@@ -37,11 +42,13 @@ class StepShape:
     num_blocks: int
     is_decode: bool
     mode: SamplingMode
+    num_samples: int | None = None
+    num_candidates: int = 0
 
     @property
     def fields(self) -> dict[str, tuple[tuple[int, ...], type]]:
         """Shape and 32-bit type of each input, in the order in which they lie in the array."""
-        seqs, tokens = self.num_seqs, self.num_tokens
+        seqs, tokens, samples = self.num_seqs, self.num_tokens, self.num_samples or self.num_seqs
         fields: dict[str, tuple[tuple[int, ...], type]] = {
             "tokens": ((tokens,), np.int32),
             "positions": ((tokens,), np.int32),
@@ -51,15 +58,17 @@ class StepShape:
             "query_start_loc": ((seqs + 1,), np.int32),
             "distribution": ((3,), np.int32),
             "last_tokens": ((seqs,), np.int32),
-            "rows": ((seqs,), np.int32),
+            "rows": ((samples,), np.int32),
         }
+        if self.num_samples is not None:
+            fields["logit_rows"] = ((samples,), np.int32)
         if self.mode != "greedy":
             fields |= {
-                "temperature": ((seqs,), np.float32),
-                "top_p": ((seqs,), np.float32),
-                "top_k": ((seqs,), np.int32),
-                "seed": ((seqs, 2), np.uint32),
-                "output_index": ((seqs,), np.int32),
+                "temperature": ((samples,), np.float32),
+                "top_p": ((samples,), np.float32),
+                "top_k": ((samples,), np.int32),
+                "seed": ((samples, 2), np.uint32),
+                "output_index": ((samples,), np.int32),
             }
         return fields
 
@@ -77,16 +86,27 @@ class StepInputs(NamedTuple):
         positions: `[T]` int32.
         metadata: the contract.
         last_tokens: `[S]` int32, index of each row's last token.
-        rows: `[S]` int32, where each row's sampled token is kept; past the end to drop it.
-        sampling: None where all rows are greedy.
+        rows: `[N]` int32, the row that keeps each sampled token; past the end to drop it.
+        logit_rows: `[N]` int32, which row's logits each sample is drawn from; None where sample i
+            is row i's.
+        sampling: of each sample; None where all are greedy.
     """
 
     tokens: Int32[Array, " T"]
     positions: Int32[Array, " T"]
     metadata: AttentionMetadata
     last_tokens: Int32[Array, " S"]
-    rows: Int32[Array, " S"]
+    rows: Int32[Array, " N"]
+    logit_rows: Int32[Array, " N"] | None
     sampling: RowSampling | None
+
+
+def samplers(ordered: Sequence[Scheduled]) -> list[Request]:
+    """Whom each sample of a step is for: one for each part, in order, then their forks."""
+    requests = [part.request for part in ordered]
+    for part in ordered:
+        requests += part.forks
+    return requests
 
 
 def pack(
@@ -112,12 +132,17 @@ def pack(
     )
     ordered = [step[index] for index in built.order.tolist()]
     metadata = built.metadata
+    requests = samplers(ordered)
+    has_forks = len(requests) > len(ordered)
+    num_samples = builder.buckets.seqs(len(requests)) if has_forks else metadata.num_seqs
     shape = StepShape(
         num_seqs=metadata.num_seqs,
         num_tokens=metadata.num_tokens,
         num_blocks=metadata.block_table.shape[1],
         is_decode=metadata.max_query_len == 1,
         mode=_mode(step),
+        num_samples=num_samples if has_forks else None,
+        num_candidates=_num_candidates(step),
     )
     values: dict[str, Any] = {
         "tokens": _token_ids(ordered, shape.num_tokens),
@@ -129,13 +154,20 @@ def pack(
         "distribution": metadata.distribution,
         "last_tokens": built.last_tokens,
         "rows": _padded(
-            [part.row if part.is_last_chunk else num_rows for part in ordered],
-            shape.num_seqs,
+            [
+                *(part.row if part.is_last_chunk else num_rows for part in ordered),
+                *(fork.row for fork in requests[len(ordered) :]),
+            ],
+            num_samples,
             num_rows,
         ),
     }
+    if has_forks:
+        sources = [index for index, part in enumerate(ordered) for _ in part.forks]
+        values["logit_rows"] = _padded([*range(len(ordered)), *sources], num_samples, 0)
     if shape.mode != "greedy":
-        values |= _sampling_values(ordered, shape.num_seqs)
+        indices = [part.output_index for part in ordered]
+        values |= _sampling_values(requests, indices, num_samples)
     return shape, _join(shape, values), ordered
 
 
@@ -167,6 +199,7 @@ def unpack(shape: StepShape, packed: Int32[Array, " size"], block_size: int) -> 
         metadata,
         values["last_tokens"],
         values["rows"],
+        values.get("logit_rows"),
         sampling,
     )
 
@@ -184,6 +217,19 @@ def _mode(step: Sequence[Scheduled]) -> SamplingMode:
     return "greedy" if all(part.request.params.is_greedy for part in step) else "plain"
 
 
+def _num_candidates(step: Sequence[Scheduled]) -> int:
+    """The most that a beam wants, padded: one program serves several widths."""
+    most = max(
+        (
+            part.request.beams.num_candidates
+            for part in step
+            if part.request.beams is not None and part.is_last_chunk
+        ),
+        default=0,
+    )
+    return max(_MIN_CANDIDATES, 1 << (most - 1).bit_length()) if most else 0
+
+
 def _token_ids(ordered: Sequence[Scheduled], num_tokens: int) -> Int32[np.ndarray, " T"]:
     tokens: list[int] = []
     for part in ordered:
@@ -193,16 +239,19 @@ def _token_ids(ordered: Sequence[Scheduled], num_tokens: int) -> Int32[np.ndarra
     return _padded(tokens, num_tokens, 0)
 
 
-def _sampling_values(ordered: Sequence[Scheduled], num_seqs: int) -> dict[str, np.ndarray]:
-    params = [part.request.params for part in ordered]
-    seeds = np.zeros((num_seqs, 2), np.uint32)
-    seeds[: len(ordered)] = [divmod(part.request.seed, 2**32) for part in ordered]
+def _sampling_values(
+    requests: Sequence[Request], output_indices: Sequence[int], num_samples: int
+) -> dict[str, np.ndarray]:
+    params = [request.params for request in requests]
+    seeds = np.zeros((num_samples, 2), np.uint32)
+    seeds[: len(requests)] = [divmod(request.seed, 2**32) for request in requests]
     return {
-        "temperature": _padded([p.temperature for p in params], num_seqs, 0, np.float32),
-        "top_p": _padded([p.top_p for p in params], num_seqs, 1, np.float32),
-        "top_k": _padded([p.top_k for p in params], num_seqs, 0),
+        "temperature": _padded([p.temperature for p in params], num_samples, 0, np.float32),
+        "top_p": _padded([p.top_p for p in params], num_samples, 1, np.float32),
+        "top_k": _padded([p.top_k for p in params], num_samples, 0),
         "seed": seeds,
-        "output_index": _padded([part.output_index for part in ordered], num_seqs, 0),
+        # Forks sample their first token: index 0, as padding has it.
+        "output_index": _padded(output_indices, num_samples, 0),
     }
 
 

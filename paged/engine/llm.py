@@ -1,9 +1,11 @@
 """`LLM`: text in, text out, over a paged cache."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -12,10 +14,12 @@ from jax.typing import DTypeLike
 from paged.backends import Backend
 from paged.blocks import BlockTable, KVCacheManager
 from paged.dtypes import dtype_name
-from paged.engine.capacity import default_num_blocks
+from paged.engine.beams import BeamSearch, Hypothesis
+from paged.engine.capacity import block_bytes, default_num_blocks
 from paged.engine.engine import Engine
 from paged.engine.generation import Generation
-from paged.engine.outputs import Increment, RequestOutput
+from paged.engine.outputs import Completion, Increment, RequestOutput
+from paged.engine.preemption import PreemptionCost, PreemptionMode
 from paged.engine.progress import RunProgress
 from paged.engine.resolving import resolve_layers
 from paged.engine.runner import Runner
@@ -51,6 +55,11 @@ class LLM:
         max_model_len: prompt and generated tokens of one request; the model's own limit by
             default.
         dtype: of parameters and cache; by default what the model has.
+        enable_prefix_caching: whether requests share the blocks of the tokens that they have in
+            common, and later ones find those of earlier ones as long as they last.
+        num_host_blocks: blocks on the host for requests that lose theirs; 0 computes again.
+        preemption: what to do with such requests: "swap" moves their blocks to the host while it
+            has room, "recompute" computes their tokens again, "auto" is what costs less.
         seed: of the requests that bring none; None for other tokens each time.
 
     Attributes:
@@ -77,6 +86,9 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         dtype: DTypeLike | None = None,
+        enable_prefix_caching: bool = True,
+        num_host_blocks: int = 0,
+        preemption: PreemptionMode = "auto",
         seed: int | None = None,
     ) -> None:
         for name, value, least in (
@@ -85,6 +97,7 @@ class LLM:
             ("max_num_seqs", max_num_seqs, 1),
             ("max_num_batched_tokens", max_num_batched_tokens, 1),
             ("max_model_len", max_model_len, 2),
+            ("num_host_blocks", num_host_blocks, 0),
         ):
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
@@ -114,7 +127,12 @@ class LLM:
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
             )
-        manager = KVCacheManager(num_blocks, block_size)
+        manager = KVCacheManager(
+            num_blocks,
+            block_size,
+            prefix_caching=enable_prefix_caching,
+            host_blocks=num_host_blocks,
+        )
         # No request can be longer than the pool, so no row of the table needs to be.
         blocks_per_row = min(-(-max_model_len // block_size), num_blocks - 1)
         table = BlockTable(max_num_seqs, blocks_per_row, block_size, device_put=np.asarray)
@@ -125,6 +143,14 @@ class LLM:
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             cache_dtype=storage,
+            num_host_blocks=num_host_blocks,
+        )
+        parameters = jax.tree.leaves(nnx.state(self.model))
+        cost = PreemptionCost(
+            block_bytes=block_bytes(self.resolutions, block_size=block_size, dtype=storage),
+            flops_per_token=2.0 * sum(parameter.size for parameter in parameters),
+            platform=self.resolutions[0].target,
+            mode=preemption,
         )
         eos = {*config.eos_token_ids, *(self.tokenizer.eos_token_ids if self.tokenizer else ())}
         self._engine = Engine(
@@ -135,6 +161,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             eos_token_ids=eos,
+            cost=cost,
             seed=seed,
         )
         self._generations: dict[int, Generation] = {}
@@ -149,6 +176,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts, batched as they fit.
@@ -156,6 +185,10 @@ class LLM:
         Args:
             prompts: one prompt or a list of them, each a string or token ids.
             params: one for all, or one for each; the defaults of `SamplingParams` without.
+            priority: one for all, or one for each; lower is served earlier. Each step of it counts
+                as `ARRIVALS_PER_PRIORITY` later arrivals, so that nobody waits for ever.
+            cache_salt: one for all, or one for each; only requests with the same one share cached
+                blocks.
             progress: whether to show a bar; None shows one on a terminal when it takes long.
 
         Returns:
@@ -165,17 +198,20 @@ class LLM:
             ValueError: a prompt or its parameters that cannot be served, by its place in the list.
                 Nothing has run then.
         """
-        generations = self._submit(prompts, params)
+        generations = self._submit(prompts, params, priority, cache_salt)
         with RunProgress(len(generations), progress) as bar:
             for increment in self._run(generations):
                 finished = int(increment.finish_reason is not None)
                 bar.advance(tokens=len(increment.token_ids), finished=finished)
-        return [generation.output() for generation in generations]
+        return _outputs(generations)
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | Sequence[str | None] | None = None,
     ) -> Iterator[Increment]:
         """As `generate`, but what each step adds comes as it is known.
 
@@ -183,28 +219,110 @@ class LLM:
         queued when the first increment is asked for; closing the iterator gives them up. Several
         streams may run side by side.
         """
-        yield from self._run(self._submit(prompts, params))
+        yield from self._run(self._submit(prompts, params, priority, cache_salt))
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        beam_width: int,
+        max_tokens: int = 128,
+        length_penalty: float = 1.0,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of each prompt, as far as a beam search finds them.
+
+        Nothing is random. `BeamSearch` says what it looks for; the model's own end tokens end a
+        continuation.
+
+        Args:
+            prompts: one prompt or a list of them, each a string or token ids.
+            beam_width: continuations that are followed at once, and the most that are returned.
+            max_tokens: most tokens to generate.
+            length_penalty: a continuation's score is its log-probability divided by its length in
+                tokens to this power.
+            cache_salt: only requests with the same one share cached blocks.
+
+        Returns:
+            One output for each prompt, in their order; its samples are the beams, the best first.
+
+        Raises:
+            ValueError: an argument or a prompt that cannot be served. Nothing has run then.
+        """
+        for name, value in (("beam_width", beam_width), ("max_tokens", max_tokens)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")
+        if isinstance(length_penalty, bool) or not isinstance(length_penalty, int | float):
+            raise ValueError(f"length_penalty: got {length_penalty!r}, expected a number")
+        listed = _as_list(prompts)
+        searches: list[BeamSearch] = []
+        tokens: list[list[int]] = []
+        try:
+            for index, prompt in enumerate(listed):
+                try:
+                    tokens.append(self._token_ids(prompt))
+                    searches.append(
+                        self._engine.add_search(
+                            tokens[-1],
+                            beam_width=beam_width,
+                            max_tokens=max_tokens,
+                            length_penalty=length_penalty,
+                            cache_salt=cache_salt,
+                        )
+                    )
+                except ValueError as error:
+                    raise ValueError(f"prompts[{index}]: {error}") from error
+            while not all(search.is_over for search in searches):
+                self._step()
+            if not all(search.is_done for search in searches):
+                raise RuntimeError("the search was given up when a step of the engine failed")
+        finally:
+            for search in searches:
+                if not search.is_over:
+                    self._engine.end_search(search)
+        return [
+            RequestOutput(
+                prompt if isinstance(prompt, str) else None,
+                ids,
+                tuple(self._beam(ids, found) for found in search.best()),
+            )
+            for prompt, ids, search in zip(listed, tokens, searches, strict=True)
+        ]
+
+    def _beam(self, prompt: list[int], found: Hypothesis) -> Completion:
+        text = ""
+        if self.tokenizer is not None:
+            detokenizer = Detokenizer(self.tokenizer, context=prompt)
+            ended = found.finish_reason == "stop"
+            shown = found.token_ids[:-1] if ended else found.token_ids
+            text = "".join(map(detokenizer.add, shown)) + detokenizer.finish()
+        return Completion(
+            text,
+            list(found.token_ids),
+            found.finish_reason,
+            {"logprob": found.logprob, "score": found.score},
+        )
 
     def _submit(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+        cache_salt: str | Sequence[str | None] | None,
     ) -> list[Generation]:
         listed = _as_list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(listed)
-        if len(params) != len(listed):
-            raise ValueError(
-                f"params: got {len(params)}, expected one for each of {len(listed)} prompts"
-            )
-        for index, own in enumerate(params):
-            if not isinstance(own, SamplingParams):
-                raise ValueError(f"params[{index}]: got {own!r}, expected SamplingParams")
+        params = [SamplingParams()] * len(listed) if params is None else params
+        each = zip(
+            _one_each("params", params, len(listed), SamplingParams),
+            _one_each("priority", priority, len(listed), int),
+            _one_each("cache_salt", cache_salt, len(listed), str | None),
+            strict=True,
+        )
         generations: list[Generation] = []
         try:
-            for index, (prompt, own) in enumerate(zip(listed, params, strict=True)):
+            for index, (prompt, own) in enumerate(zip(listed, each, strict=True)):
                 try:
-                    generations.append(self._admit(index, prompt, own))
+                    generations += self._admit(index, prompt, *own)
                 except ValueError as error:
                     raise ValueError(f"prompts[{index}]: {error}") from error
         except BaseException:
@@ -213,15 +331,29 @@ class LLM:
         self._generations |= {g.request.request_id: g for g in generations}
         return generations
 
-    def _admit(self, index: int, prompt: Prompt, params: SamplingParams) -> Generation:
+    def _admit(
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+    ) -> list[Generation]:
         if params.stop and self.tokenizer is None:
             raise ValueError(f"stop: got {params.stop!r}, expected none without a tokenizer")
         text = prompt if isinstance(prompt, str) else None
-        request = self._engine.add(self._token_ids(prompt), params)
-        detokenizer = None
-        if self.tokenizer is not None:
-            detokenizer = Detokenizer(self.tokenizer, context=request.prompt_token_ids)
-        return Generation(index, text, request, detokenizer)
+        tokens = self._token_ids(prompt)
+        requests = self._engine.add(tokens, params, priority=priority, cache_salt=cache_salt)
+        return [
+            Generation(
+                index,
+                sample,
+                text,
+                request,
+                None if self.tokenizer is None else Detokenizer(self.tokenizer, context=tokens),
+            )
+            for sample, request in enumerate(requests)
+        ]
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -271,6 +403,34 @@ class LLM:
             self._generations.pop(generation.request.request_id, None)
             if not generation.request.is_over:
                 self._engine.finish(generation.request, None)
+
+
+def _outputs(generations: Sequence[Generation]) -> list[RequestOutput]:
+    """Those of finished generations; the samples of a prompt stand side by side."""
+    return [
+        RequestOutput(
+            samples[0].prompt,
+            list(samples[0].request.prompt_token_ids),
+            tuple(generation.completion() for generation in samples),
+        )
+        for samples in (
+            list(own) for _, own in groupby(generations, lambda generation: generation.index)
+        )
+    ]
+
+
+def _one_each(name: str, values: Any, count: int, kind: Any) -> list[Any]:
+    """One value for each prompt, from one for all or one for each."""
+    if isinstance(values, kind):
+        return [values] * count
+    listed = list(values) if isinstance(values, Sequence) else [values]
+    if len(listed) != count:
+        raise ValueError(f"{name}: got {len(listed)}, expected one for each of {count} prompts")
+    for index, value in enumerate(listed):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            known = getattr(kind, "__name__", str(kind))
+            raise ValueError(f"{name}[{index}]: got {value!r}, expected {known}")
+    return listed
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

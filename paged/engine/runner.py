@@ -11,8 +11,12 @@ from flax import nnx
 from jaxtyping import Array, Int32
 
 from paged.backends import Resolution
-from paged.engine.inputs import StepShape, pack, resolve_tokens, unpack
-from paged.engine.sampler import sample
+from paged.blocks import CopyOrders
+from paged.engine.inputs import StepShape, pack, resolve_tokens, samplers, unpack
+from paged.engine.mover import BlockMover
+from paged.engine.programs import Programs
+from paged.engine.request import Request
+from paged.engine.sampler import likeliest, sample
 from paged.engine.scheduler import Scheduled
 from paged.layouts import KVCache
 from paged.metadata import MetadataBuilder
@@ -35,7 +39,7 @@ class InFlight:
     """A step that was dispatched and may still run.
 
     Attributes:
-        parts: what ran, in the order of the sampled rows.
+        parts: what ran, in the order of the rows.
         is_decode: whether all of it were decodes.
         num_tokens: tokens that ran, padding not counted.
         started: when it was handed over.
@@ -44,7 +48,8 @@ class InFlight:
     def __init__(
         self,
         parts: list[Scheduled],
-        sampled: Int32[Array, " S"],
+        sampled: Int32[Array, " N"],
+        candidates: tuple[Array, Array] | None,
         *,
         is_decode: bool,
         started: Moment,
@@ -54,10 +59,26 @@ class InFlight:
         self.num_tokens = sum(part.count for part in parts)
         self.started = started
         self._sampled = sampled
+        self._candidates = candidates
 
-    def sampled(self) -> list[int]:
-        """The token of each part, once the step has run; of no use but for last chunks."""
-        return np.asarray(self._sampled)[: len(self.parts)].tolist()
+    def sampled(self) -> list[tuple[Request, int]]:
+        """Each request that has a new token, and the token, once the step has run."""
+        requests = samplers(self.parts)
+        tokens = np.asarray(self._sampled)[: len(requests)].tolist()
+        # A chunk that is not a prompt's last samples too, and means nothing by it.
+        chunks = {part.request for part in self.parts if not part.is_last_chunk}
+        return [pair for pair in zip(requests, tokens, strict=True) if pair[0] not in chunks]
+
+    def candidates(self) -> dict[Request, tuple[np.ndarray, np.ndarray]]:
+        """For each beam the log-probabilities and ids of its likeliest next tokens."""
+        if self._candidates is None:
+            return {}
+        logprobs, token_ids = (np.asarray(array) for array in self._candidates)
+        return {
+            part.request: (logprobs[row], token_ids[row])
+            for row, part in enumerate(self.parts)
+            if part.request.beams is not None and part.is_last_chunk
+        }
 
 
 class Runner:
@@ -73,9 +94,7 @@ class Runner:
         block_size: tokens per block.
         max_num_seqs: rows of the block table.
         cache_dtype: storage type of the caches by name.
-
-    Attributes:
-        compile_seconds: time spent to trace, lower and compile.
+        num_host_blocks: blocks on the host to swap to.
     """
 
     def __init__(
@@ -87,26 +106,39 @@ class Runner:
         block_size: int,
         max_num_seqs: int,
         cache_dtype: str,
+        num_host_blocks: int = 0,
     ) -> None:
-        self.compile_seconds = 0.0
+        self._programs = Programs()
         self._resolutions = tuple(resolutions)
         self._block_size = block_size
         self._builder = MetadataBuilder(block_size)
         # Flat arrays: to take a tree of modules apart costs more at each call than a small step.
         self._graph, state = nnx.split(model)
         self._params, self._params_tree = jax.tree.flatten(state)
-        self._caches: Sequence[KVCache] = tuple(
+        self._caches: tuple[KVCache, ...] = tuple(
             resolution.allocate(num_blocks, block_size, dtype=cache_dtype)
             for resolution in resolutions
         )
         self._sampled = jnp.zeros(max_num_seqs, jnp.int32)
         self._jitted = jax.jit(self._step, static_argnums=0, donate_argnums=(2, 3))
-        self._compiled: dict[StepShape, Any] = {}
+        self._mover = BlockMover(
+            self._caches, num_host_blocks=num_host_blocks, programs=self._programs
+        )
 
     @property
     def num_compiled_shapes(self) -> int:
         """Programs compiled so far."""
-        return len(self._compiled)
+        return len(self._programs)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent to trace, lower and compile."""
+        return self._programs.seconds
+
+    def copy(self, orders: CopyOrders) -> None:
+        """Start the copies that come before the next step, and return at once."""
+        if len(orders):
+            self._caches = self._mover.carry_out(self._caches, orders)
 
     def dispatch(
         self, step: Sequence[Scheduled], block_table: Int32[np.ndarray, "rows blocks"]
@@ -120,10 +152,10 @@ class Runner:
         shape, packed, ordered = pack(step, builder=self._builder, block_table=block_table)
         program = self.compile(shape)
         # Donated: the old caches are gone once the call returns, whether it succeeds or not.
-        self._caches, self._sampled, tokens = program(
+        self._caches, self._sampled, tokens, candidates = program(
             self._params, self._caches, self._sampled, packed
         )
-        return InFlight(ordered, tokens, is_decode=shape.is_decode, started=self.now())
+        return InFlight(ordered, tokens, candidates, is_decode=shape.is_decode, started=self.now())
 
     def now(self) -> Moment:
         """This moment, to measure steps by."""
@@ -131,14 +163,12 @@ class Runner:
 
     def compile(self, shape: StepShape) -> Any:
         """The program for a shape, compiled when first asked for."""
-        program = self._compiled.get(shape)
-        if program is None:
-            started = time.perf_counter()
+
+        def lower() -> Any:
             packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
-            lowered = self._jitted.lower(shape, self._params, self._caches, self._sampled, packed)
-            program = self._compiled[shape] = lowered.compile()
-            self.compile_seconds += time.perf_counter() - started
-        return program
+            return self._jitted.lower(shape, self._params, self._caches, self._sampled, packed)
+
+        return self._programs.get(shape, lower)
 
     def _step(
         self,
@@ -147,7 +177,12 @@ class Runner:
         caches: Sequence[KVCache],
         sampled: Int32[Array, " rows"],
         packed: Int32[Array, " size"],
-    ) -> tuple[tuple[KVCache, ...], Int32[Array, " rows"], Int32[Array, " S"]]:
+    ) -> tuple[
+        tuple[KVCache, ...],
+        Int32[Array, " rows"],
+        Int32[Array, " N"],
+        tuple[Array, Array] | None,
+    ]:
         model = nnx.merge(self._graph, jax.tree.unflatten(self._params_tree, params))
         inputs = unpack(shape, packed, self._block_size)
         attention = PagedAttention(self._resolutions, caches, inputs.metadata)
@@ -155,6 +190,9 @@ class Runner:
         hidden = model(tokens, inputs.positions, attention)
         # Only a row's last token is asked for its successor: logits are the widest array there is.
         logits = model.logits(hidden[inputs.last_tokens])
+        candidates = likeliest(logits, shape.num_candidates) if shape.num_candidates else None
+        if inputs.logit_rows is not None:
+            logits = logits[inputs.logit_rows]
         chosen = sample(logits, inputs.sampling, is_filtered=shape.mode == "filtered")
         sampled = sampled.at[inputs.rows].set(chosen, mode="drop")
-        return tuple(attention.caches), sampled, chosen
+        return tuple(attention.caches), sampled, chosen, candidates

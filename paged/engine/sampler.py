@@ -54,6 +54,14 @@ def sample(
     return jnp.where(is_greedy, largest, drawn)
 
 
+def likeliest(
+    logits: Float[Array, "S vocab"], count: int
+) -> tuple[Float[Array, "S count"], Int[Array, "S count"]]:
+    """Each row's likeliest tokens in order, of equals the smaller first: log-probabilities, ids."""
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    return jax.lax.top_k(logprobs, min(count, logits.shape[-1]))
+
+
 def first_largest(scores: Float[Array, "S options"]) -> Int[Array, " S"]:
     """The index of each row's largest entry, the first of equals, int32.
 

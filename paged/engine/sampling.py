@@ -26,6 +26,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the request besides the model's own end tokens. The token
             is the last of the token ids and no part of the text.
         ignore_eos: whether the model's own end tokens are tokens like others.
+        n: samples of each prompt, which is computed and kept once for all. Sample i draws as a
+            request of its own with seed + i would.
 
     Raises:
         ValueError: a field out of range, naming the field, its value and what is accepted.
@@ -39,6 +41,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -55,6 +58,11 @@ class SamplingParams:
             raise ValueError(f"top_p: got {self.top_p!r}, expected 0 < top_p <= 1")
         _require_integer("top_k", self.top_k, 0, 2**31 - 1)
         _require_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _require_integer("n", self.n, 1, 2**31 - 1)
+        if self.n > 1 and self.is_greedy:
+            raise ValueError(
+                f"n: got {self.n} with temperature 0, expected 1: all samples would be the same"
+            )
         if self.seed is not None:
             _require_integer("seed", self.seed, 0, MAX_SEED)
         for index, text in enumerate(stop):

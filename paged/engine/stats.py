@@ -1,6 +1,9 @@
 """What an engine has done so far."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from paged.blocks import Stats
 
 
 @dataclass(slots=True)
@@ -19,8 +22,10 @@ class EngineStats:
         prefill_seconds: time in steps with pieces of prompts.
         decode_seconds: time in steps that were all decodes.
         preemptions: times that a request lost its blocks.
+        swaps: how many of these moved them to the host.
         compile_seconds: time spent to compile.
         compiled_shapes: programs compiled.
+        blocks: the block manager's; None before it was asked.
     """
 
     prompt_tokens: int = 0
@@ -31,8 +36,10 @@ class EngineStats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     preemptions: int = 0
+    swaps: int = 0
     compile_seconds: float = 0.0
     compiled_shapes: int = 0
+    blocks: Stats | None = None
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -40,6 +47,10 @@ class EngineStats:
         seconds = self.prefill_seconds + self.decode_seconds
         return self.output_tokens / seconds if seconds else 0.0
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        return {**asdict(self), "output_tokens_per_second": self.output_tokens_per_second}
+        return {
+            **asdict(self),
+            "output_tokens_per_second": self.output_tokens_per_second,
+            "blocks": self.blocks.as_dict() if self.blocks else {},
+        }

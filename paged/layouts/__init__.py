@@ -15,6 +15,7 @@ from paged.layouts.catalog import (
 )
 from paged.layouts.convert import convert, share_pool
 from paged.layouts.layout import Layout
+from paged.layouts.moving import copy_blocks, put_blocks, take_blocks
 from paged.layouts.strides import KVStrides, kv_strides
 
 __all__ = [
@@ -32,7 +33,10 @@ __all__ = [
     "Layout",
     "check_slots_fit",
     "convert",
+    "copy_blocks",
     "get_layout",
     "kv_strides",
+    "put_blocks",
     "share_pool",
+    "take_blocks",
 ]

@@ -1,4 +1,4 @@
-"""The four array operations that layouts need, for numpy, JAX and torch alike."""
+"""The few array operations that layouts need, for numpy, JAX and torch alike."""
 
 import sys
 from functools import partial
@@ -105,6 +105,53 @@ def _take_jax(array: jax.Array, indices: Any, axis: int) -> jax.Array:
     if not _is_widened_on_cpu(array):
         return by_numbers(array, indices)
     return jax.lax.platform_dependent(array, indices, cpu=by_bits, default=by_numbers)
+
+
+def put(array: Any, entries: Any, indices: Any, *, axis: int) -> Any:
+    """The reverse of `take`: writes entries along one axis; a negative index writes nothing.
+
+    In place for numpy and torch, and under JAX where `array` is donated. Bits stay as they are.
+
+    Args:
+        array: to write to.
+        entries: as `take` gives them, of the same dtype.
+        indices: `[count]` int, those that are not negative distinct.
+        axis: which axis of `array` they count.
+    """
+    if is_jax(array):
+        return _put_jax(array, entries, indices, axis)
+    kept = indices >= 0
+    index = (slice(None),) * axis
+    as_bits(array)[(*index, indices[kept])] = as_bits(entries)[(*index, kept)]
+    return array
+
+
+@partial(jax.jit, static_argnames="axis")
+def _put_jax(array: jax.Array, entries: Any, indices: Any, axis: int) -> jax.Array:
+    def on_device(array: jax.Array, entries: jax.Array, indices: jax.Array) -> jax.Array:
+        # A negative index would wrap: send it past the end, where the scatter drops it.
+        indices = jnp.where(indices < 0, array.shape[axis], indices)
+        return array.at[(slice(None),) * axis + (indices,)].set(entries, mode="drop")
+
+    def on_cpu(array: jax.Array, entries: jax.Array, indices: jax.Array) -> jax.Array:
+        # One entry at a time, for the reasons that `_scatter_bits` gives.
+        order = jnp.argsort(indices < 0)
+        bits, indices = jax.lax.optimization_barrier(
+            (jnp.take(as_bits(entries), order, axis=axis), indices[order])
+        )
+
+        def write_one(place: jax.Array, array: jax.Array) -> jax.Array:
+            start = [jnp.int32(0)] * array.ndim
+            start[axis] = indices[place]
+            one = jax.lax.dynamic_slice_in_dim(bits, place, 1, axis)
+            updated = jax.lax.dynamic_update_slice(as_bits(array), one, start)
+            return jax.lax.bitcast_convert_type(updated, array.dtype)
+
+        return jax.lax.fori_loop(0, jnp.sum(indices >= 0), write_one, array)
+
+    if not _is_widened_on_cpu(array):
+        return on_device(array, entries, indices)
+    return jax.lax.platform_dependent(array, entries, indices, cpu=on_cpu, default=on_device)
 
 
 def scatter(data: Any, rows: Any, slots: Any, *, block_axis: int, slot_axis: int) -> Any:

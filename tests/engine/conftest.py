@@ -9,6 +9,7 @@ import tokenizers
 from flax import nnx
 from tokenizers import decoders, models, pre_tokenizers
 
+from paged.engine import LLM
 from paged.models import ModelConfig, Tokenizer, Transformer
 from tests.engine.paged_steps import TOKENS
 
@@ -71,3 +72,36 @@ def peers(tmp_path_factory) -> Callable[..., Any]:
         return built[name]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def llm(tiny_model, byte_tokenizer) -> LLM:
+    """An engine with room for all: one for every test, and few shapes of steps, since compiling
+    them is what takes the time."""
+    return LLM(
+        tiny_model,
+        tokenizer=byte_tokenizer,
+        block_size=4,
+        num_blocks=200,
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        seed=1,
+    )
+
+
+@pytest.fixture(scope="session")
+def small(tiny_model, byte_tokenizer) -> LLM:
+    """A pool of just enough blocks for the longest of the prompts and 12 tokens.
+
+    Blocks on the host are too few for all whom that costs theirs: some compute again.
+    """
+    blocks = -(-(22 + 12 - 1) // 4)
+    return LLM(
+        tiny_model,
+        tokenizer=byte_tokenizer,
+        block_size=4,
+        max_num_seqs=8,
+        num_blocks=blocks + 1,
+        max_num_batched_tokens=9,
+        num_host_blocks=6,
+    )
