@@ -9,11 +9,12 @@
 namespace paged {
 namespace {
 
-// Keys of a tile. 64 rows of 128 numbers in bfloat16 are 16 KiB: a tile of keys, one of values and
-// the logits stay in a first-level cache of 32 KiB or more. Rows of a latent are longer.
-constexpr int64_t kTile = 64;
-constexpr int64_t kLatentTile = 32;
-static_assert(kTile % kBlockColumns == 0 && kLatentTile % kLanes == 0);
+// Keys of a tile: as many as fit 16 KiB, so that those of a head, its values and the logits stay in
+// a first-level cache of 32 KiB or more. It follows from the cache alone, and not from the batch: a
+// result depends on it, in its last bits.
+constexpr int64_t kTileBytes = 16 << 10;
+constexpr int64_t kMostTile = 64, kLeastTile = 16;
+static_assert(kMostTile % kBlockColumns == 0 && kLeastTile % kLanes == 0);
 
 // From this many rows on, keys are packed as columns: the packing is then paid for by the sums over
 // lanes that `dots` needs.
@@ -25,7 +26,8 @@ PAGED_INLINE int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
 
 // What an item works in.
 struct Scratch {
-  int64_t *offsets, *next_offsets;
+  int64_t* offsets;
+  Run* runs;
   float *queries, *out, *peak, *total;             // [heads, rows, ..]
   float *logits, *kept, *keys, *values, *panels;   // of one head and tile
 
@@ -40,17 +42,17 @@ struct Scratch {
     };
     const auto floats = [&take](int64_t count) { return reinterpret_cast<float*>(take(count, 4)); };
     const int64_t dim = padded(call.dim), value_dim = padded(call.value_dim);
-    offsets = reinterpret_cast<int64_t*>(take(kTile, 8));
-    next_offsets = reinterpret_cast<int64_t*>(take(kTile, 8));
+    offsets = reinterpret_cast<int64_t*>(take(kMostTile, 8));
+    runs = reinterpret_cast<Run*>(take(Runs::most(kMostTile, heads), sizeof(Run)));
     queries = floats(heads * rows * dim);
     out = floats(heads * rows * value_dim);
     peak = floats(heads * rows);
     total = floats(heads * rows);
-    logits = floats(rows * kTile);
+    logits = floats(rows * kMostTile);
     kept = floats(rows);
-    keys = floats(kTile * dim);
-    values = floats(kTile * value_dim);
-    panels = floats(kTile * dim);
+    keys = floats(kMostTile * dim);
+    values = floats(kMostTile * value_dim);
+    panels = floats(kMostTile * dim);
     bytes = at - base;
   }
 };
@@ -117,64 +119,61 @@ struct Worker {
   }
 
   void tiles() {
-    const auto* cache = static_cast<const Stored*>(call.cache);
-    const int64_t tile = is_latent && rows < kRowsToPack ? kLatentTile : kTile;
-    const auto size = [&](int64_t begin) {
-      const int64_t left = item.key_end - begin;
-      return left < tile ? left : tile;
-    };
-    if (item.key_begin < item.key_end) {
-      find_keys(call, item.seq, item.key_begin, size(item.key_begin), scratch.offsets);
-    }
+    const int64_t row_bytes = call.dim * int64_t(sizeof(Stored));
+    int64_t tile = kMostTile;
+    while (rows < kRowsToPack && tile > kLeastTile && tile * row_bytes > kTileBytes) tile /= 2;
+    Runs runs(call, item, sizeof(Stored), scratch.runs);
     for (int64_t begin = item.key_begin; begin < item.key_end; begin += tile) {
-      const int64_t count = size(begin);
-      const int64_t next = begin + tile < item.key_end ? size(begin + tile) : 0;
-      if (next > 0) find_keys(call, item.seq, begin + tile, next, scratch.next_offsets);
+      const int64_t left = item.key_end - begin, count = left < tile ? left : tile;
+      find_keys(call, item.seq, begin, count, scratch.offsets);
+      // Few rows wait for memory, many do not.
+      const int64_t next = left - count < tile ? left - count : tile;
+      Ahead ahead = runs.of(begin + count, rows < kRowsToPack ? next : 0);
       for (int64_t head = item.head_begin; head < item.head_end; ++head) {
-        const bool is_last = head + 1 == item.head_end;
-        const int64_t soon_head = is_last ? item.head_begin : head + 1;
-        const Stored* soon = cache + soon_head * call.strides.head;
-        const int64_t* offsets = is_last ? scratch.next_offsets : scratch.offsets;
-        const int64_t soon_count = is_last ? next : count;
-        const int64_t size = sizeof(Stored);
-        const Soon keys{(const char*)soon, offsets, soon_count, size, call.dim * size};
-        const Soon values{
-            (const char*)(soon + call.strides.to_value), offsets, is_latent ? 0 : soon_count, size,
-            call.value_dim * size};
-        one_tile(cache + head * call.strides.head, head - item.head_begin, begin, count, keys, values);
+        const auto* keys = static_cast<const Stored*>(call.cache) + head * call.strides.head;
+        one_tile(keys, head - item.head_begin, begin, count, head + 1 < item.head_end, ahead);
       }
-      int64_t* swapped = scratch.offsets;
-      scratch.offsets = scratch.next_offsets;
-      scratch.next_offsets = swapped;
     }
   }
 
   void one_tile(
-      const Stored* keys, int64_t h, int64_t begin, int64_t count, const Soon& soon_keys,
-      const Soon& soon_values) {
+      const Stored* keys, int64_t h, int64_t begin, int64_t count, bool has_next, Ahead& ahead) {
     const float* queries = scratch.queries + h * rows * dim;
     const ScatteredRows<T> stored_keys{keys, scratch.offsets};
     const ScatteredRows<T> stored_values{keys + call.strides.to_value, scratch.offsets};
-    if (rows < kRowsToConvert && call.strides.dim == 1) {
-      dots(
-          queries, dim, rows, stored_keys, count, call.dim, scratch.logits, kTile, soon_keys);
-      weigh(h, begin, count);
-      add_values(h, stored_values, count, &soon_values);
-      return;
+    // This head's values while its keys are used, the next head's keys while its values are.
+    const bool is_read = rows < kRowsToPack && call.strides.dim == 1;
+    const int64_t size = sizeof(Stored);
+    Fetch with_keys, with_values;
+    if (is_read) {
+      const auto* values = reinterpret_cast<const char*>(keys + call.strides.to_value);
+      const auto* next_keys = reinterpret_cast<const char*>(keys + call.strides.head);
+      with_keys = {
+          {values, scratch.offsets, is_latent ? 0 : count, size, call.value_dim * size}, &ahead,
+          (ahead.lines + 1) / 2};
+      with_values = {
+          {next_keys, scratch.offsets, has_next ? count : 0, size, call.dim * size}, &ahead,
+          ahead.lines / 2};
     }
     const auto with_rows = [&](const auto& key_rows, const auto& value_rows) {
-      if (rows < kRowsToPack) {
-        dots(queries, dim, rows, key_rows, count, call.dim, scratch.logits, kTile, soon_keys);
-      } else {
+      using Read = typename std::decay_t<decltype(key_rows)>::Type;
+      if (std::is_same_v<Read, Float32> && rows >= kRowsToPack) {
         pack_columns(key_rows, count, call.dim, scratch.panels);
         packed_logits(
-            queries, dim, rows, scratch.panels, count, call.dim, scratch.logits, kTile);
+            queries, dim, rows, scratch.panels, count, call.dim, scratch.logits, kMostTile);
+      } else {
+        dots(
+            queries, dim, rows, key_rows, count, call.dim, scratch.logits, kMostTile, with_keys);
       }
       weigh(h, begin, count);
-      add_values(h, value_rows, count, &soon_values);
+      multiply(
+          scratch.logits, kMostTile, rows, value_rows, call.value_dim, count, scratch.kept,
+          scratch.out + h * rows * value_dim, value_dim, with_values);
     };
+    const bool is_plain = call.strides.dim == 1;
+    if (is_plain && rows < kRowsToConvert) return with_rows(stored_keys, stored_values);
     if constexpr (std::is_same_v<T, Float32>) {
-      if (call.strides.dim == 1) return with_rows(stored_keys, stored_values);
+      if (is_plain) return with_rows(stored_keys, stored_values);
     }
     const int64_t whole = (count + kLanes - 1) / kLanes * kLanes;
     convert_rows<T>(
@@ -194,16 +193,9 @@ struct Worker {
       const int64_t last = position + 1 - begin;
       const int64_t first = call.window == 0 ? 0 : position + 1 - call.window - begin;
       scratch.kept[r] = weigh_row(
-          scratch.logits + r * kTile, count, first < 0 ? 0 : first, last < count ? last : count,
+          scratch.logits + r * kMostTile, count, first < 0 ? 0 : first, last < count ? last : count,
           call.soft_cap, scratch.peak + h * rows + r, scratch.total + h * rows + r);
     }
-  }
-
-  template <typename Rows>
-  void add_values(int64_t h, const Rows& values, int64_t count, const Soon* soon) {
-    multiply(
-        scratch.logits, kTile, rows, values, call.value_dim, count, scratch.kept,
-        scratch.out + h * rows * value_dim, value_dim, soon);
   }
 
   void give_results(int64_t h) {

@@ -15,20 +15,25 @@ typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-typedef uint8_t UBytes __attribute__((vector_size(kLanes)));
+typedef int16_t ShortInts __attribute__((vector_size(2 * kLanes)));
 
 #define PAGED_INLINE inline __attribute__((always_inline))
 
+// From and to any address. Not by memcpy: GCC 12 then takes vectors of bytes apart in scalar
+// registers.
+template <typename V>
+struct Unaligned {
+  typedef V Vector __attribute__((aligned(1), may_alias));
+};
+
 template <typename V>
 PAGED_INLINE V load(const void* at) {
-  V vector;
-  std::memcpy(&vector, at, sizeof vector);
-  return vector;
+  return *static_cast<const typename Unaligned<V>::Vector*>(at);
 }
 
 template <typename V>
 PAGED_INLINE void store(void* at, V vector) {
-  std::memcpy(at, &vector, sizeof vector);
+  *static_cast<typename Unaligned<V>::Vector*>(at) = vector;
 }
 
 PAGED_INLINE Floats splat(float x) { return x - Floats{}; }

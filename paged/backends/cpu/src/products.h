@@ -6,6 +6,7 @@
 // that were packed as columns. A block of the result stays in registers over all that is summed.
 #pragma once
 
+#include "ahead.h"
 #include "numbers.h"
 
 namespace paged {
@@ -38,21 +39,6 @@ struct EvenRows {
   const float* base;
   int64_t step;
   PAGED_INLINE const float* operator[](int64_t row) const { return base + row * step; }
-};
-
-// Memory that is wanted soon: rows at `offsets`, `bytes` of each.
-struct Soon {
-  const char* base;
-  const int64_t* offsets;
-  int64_t count, itemsize, bytes;
-
-  // Some 32 KiB ahead: the second level of cache takes it.
-  PAGED_INLINE void fetch(int64_t row, int64_t begin, int64_t end) const {
-    if (row >= count) return;
-    const char* at = base + offsets[row] * itemsize;
-    end = end < bytes ? end : bytes;
-    for (int64_t byte = begin; byte < end; byte += 64) __builtin_prefetch(at + byte, 0, 2);
-  }
 };
 
 // logits[r][k] = queries[r] . keys[k] for kRows queries and kLanes / kRows keys.
@@ -91,12 +77,10 @@ PAGED_INLINE void dot_block(
 template <int kRows, typename Rows>
 PAGED_INLINE void dot_rows(
     const float* queries, int64_t query_step, const Rows& keys, int64_t count, int64_t dim,
-    float* logits, int64_t logit_step, const Soon* soon) {
+    float* logits, int64_t logit_step, Fetch fetch) {
   constexpr int kKeys = kLanes / kRows;
   for (int64_t key = 0; key < count; key += kKeys) {
-    if (soon != nullptr) {
-      for (int k = 0; k < kKeys; ++k) soon->fetch(key + k, 0, soon->bytes);
-    }
+    for (int k = 0; k < kKeys; ++k) fetch.row(key + k);
     dot_block<kRows>(queries, query_step, keys, key, dim, logits + key, logit_step);
   }
 }
@@ -106,24 +90,23 @@ PAGED_INLINE void dot_rows(
 template <typename Rows>
 void dots(
     const float* queries, int64_t query_step, int64_t rows, const Rows& keys, int64_t count,
-    int64_t dim, float* logits, int64_t logit_step, const Soon& soon) {
-  const Soon* fetched = &soon;
+    int64_t dim, float* logits, int64_t logit_step, Fetch fetch) {
   for (int64_t r = 0; r < rows;) {
     const float* some = queries + r * query_step;
     float* at = logits + r * logit_step;
     if (kLanes >= 4 && rows - r >= 4) {
       dot_rows<kLanes >= 4 ? 4 : 1>(
-          some, query_step, keys, count, dim, at, logit_step, fetched);
+          some, query_step, keys, count, dim, at, logit_step, fetch);
       r += 4;
     } else if (kLanes >= 2 && rows - r >= 2) {
       dot_rows<kLanes >= 2 ? 2 : 1>(
-          some, query_step, keys, count, dim, at, logit_step, fetched);
+          some, query_step, keys, count, dim, at, logit_step, fetch);
       r += 2;
     } else {
-      dot_rows<1>(some, query_step, keys, count, dim, at, logit_step, fetched);
+      dot_rows<1>(some, query_step, keys, count, dim, at, logit_step, fetch);
       r += 1;
     }
-    fetched = nullptr;
+    fetch = Fetch{};
   }
 }
 
@@ -131,7 +114,7 @@ void dots(
 template <int kRows, int kVectors, typename Rows>
 PAGED_INLINE void multiply_block(
     const float* left, int64_t left_step, const Rows& right, int64_t column, int64_t count,
-    const float* kept, float* result, int64_t result_step, const Soon* soon) {
+    const float* kept, float* result, int64_t result_step, Fetch fetch) {
   using T = typename Rows::Type;
   Floats block[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
@@ -141,11 +124,9 @@ PAGED_INLINE void multiply_block(
                         : kept[r] * load<Floats>(result + r * result_step + v * kLanes);
     }
   }
-  constexpr int64_t kBytes = kVectors * kLanes * sizeof(typename T::Stored);
-  const int64_t begin = column * int64_t(sizeof(typename T::Stored));
   for (int64_t k = 0; k < count; ++k) {
     const typename T::Stored* at = right[k] + column;
-    if (soon != nullptr) soon->fetch(k, begin, begin + kBytes);
+    fetch.row(k);
     Floats row[kVectors];
     for (int v = 0; v < kVectors; ++v) row[v] = T::read(at + v * kLanes);
     for (int r = 0; r < kRows; ++r) {
@@ -178,14 +159,14 @@ PAGED_INLINE void multiply_rest(
 template <int kVectors, typename Rows>
 PAGED_INLINE void multiply_columns(
     const float* left, int64_t left_step, int64_t rows, const Rows& right, int64_t column,
-    int64_t count, const float* kept, float* result, int64_t result_step, const Soon* soon) {
+    int64_t count, const float* kept, float* result, int64_t result_step, Fetch fetch) {
   for (int64_t r = 0; r < rows;) {
     const float* some = left + r * left_step;
     const float* some_kept = kept == nullptr ? nullptr : kept + r;
     float* at = result + r * result_step;
 #define PAGED_ROWS(n)                                                               \
   multiply_block<n, kVectors>(                                                      \
-      some, left_step, right, column, count, some_kept, at, result_step, soon);     \
+      some, left_step, right, column, count, some_kept, at, result_step, fetch);    \
   r += n
     if (rows - r >= kBlockRows) {
       PAGED_ROWS(kBlockRows);
@@ -197,30 +178,42 @@ PAGED_INLINE void multiply_columns(
       PAGED_ROWS(1);
     }
 #undef PAGED_ROWS
-    soon = nullptr;
+    fetch = Fetch{};
   }
 }
 
 // result = kept * result + left * right, `width` columns; without `kept`, left * right alone. Rows of
-// the result have room for whole vectors.
+// the result have room for whole vectors. `fetch` is told of each row of `right`,
+// once.
 template <typename Rows>
 void multiply(
     const float* left, int64_t left_step, int64_t rows, const Rows& right, int64_t width,
-    int64_t count, const float* kept, float* result, int64_t result_step, const Soon* soon) {
+    int64_t count, const float* kept, float* result, int64_t result_step, Fetch fetch) {
   int64_t column = 0;
   const int64_t whole = width / kLanes * kLanes;
+  // With several blocks of columns: the first fetches what is next, the others what is ahead.
+  Fetch later = fetch;
+  if (const int64_t others = width / kBlockColumns - 1; others > 0) {
+    later.next = Next{};
+    later.lines = (fetch.lines + others - 1) / others;
+    fetch.lines = 0;
+  } else {
+    later = Fetch{};
+  }
   for (; column + kBlockColumns <= whole; column += kBlockColumns) {
     multiply_columns<kBlockVectors>(
-        left, left_step, rows, right, column, count, kept, result + column, result_step, soon);
+        left, left_step, rows, right, column, count, kept, result + column, result_step, fetch);
+    fetch = later;
   }
   if (kBlockVectors > 2 && column + 2 * kLanes <= whole) {
     multiply_columns<2>(
-        left, left_step, rows, right, column, count, kept, result + column, result_step, soon);
+        left, left_step, rows, right, column, count, kept, result + column, result_step, fetch);
     column += 2 * kLanes;
+    fetch = later;
   }
   if (column + kLanes <= whole) {
     multiply_columns<1>(
-        left, left_step, rows, right, column, count, kept, result + column, result_step, soon);
+        left, left_step, rows, right, column, count, kept, result + column, result_step, fetch);
     column += kLanes;
   }
   if (column < width) {

@@ -43,14 +43,15 @@ void convert_rows(
 // Keys as columns: panels of kBlockColumns keys, in each panel one row for each entry of a key.
 template <typename Rows>
 void pack_columns(const Rows& keys, int64_t count, int64_t dim, float* panels) {
+  using T = typename Rows::Type;
   for (int64_t key = 0; key < count; key += kLanes) {
     float* panel = panels + key / kBlockColumns * kBlockColumns * dim + key % kBlockColumns;
     for (int64_t d = 0; d < dim; d += kLanes) {
       const int64_t some = dim - d < kLanes ? dim - d : kLanes;
       Floats square[kLanes];
       for (int k = 0; k < kLanes; ++k) {
-        square[k] = some == kLanes ? load<Floats>(keys[key + k] + d)
-                                   : read_some<Float32>(keys[key + k] + d, some);
+        const auto* at = keys[key + k] + d;
+        square[k] = some == kLanes ? T::read(at) : read_some<T>(at, some);
       }
       transpose(square);
       for (int64_t i = 0; i < some; ++i) store(panel + (d + i) * kBlockColumns, square[i]);
@@ -62,13 +63,14 @@ void pack_columns(const Rows& keys, int64_t count, int64_t dim, float* panels) {
 PAGED_INLINE void packed_logits(
     const float* queries, int64_t query_step, int64_t rows, const float* panels, int64_t count,
     int64_t dim, float* logits, int64_t logit_step) {
+  Fetch nothing;
   for (int64_t key = 0; key < count; key += kBlockColumns) {
     const EvenRows panel{panels + key * dim, kBlockColumns};
     const int64_t left = count - key;
     const int64_t width = (left + kLanes - 1) / kLanes * kLanes;
     multiply(
         queries, query_step, rows, panel, width < kBlockColumns ? width : kBlockColumns, dim, nullptr,
-        logits + key, logit_step, nullptr);
+        logits + key, logit_step, nothing);
   }
 }
 

@@ -22,6 +22,10 @@ constexpr int64_t kRowsToSplit = 64;
 // an item computes what half of its rows do not see.
 constexpr int64_t kItemRows = 128;
 
+// KV heads that an item takes at most: a tile of keys and values of 8 heads is 256 KiB, and with the
+// next one, which is fetched meanwhile, half a second-level cache of 1 MiB.
+constexpr int64_t kMostHeads = 8;
+
 // Pieces that a thread should find: the last one to finish is then late by an eighth at most.
 constexpr int64_t kPiecesPerThread = 8;
 
@@ -73,7 +77,7 @@ Schedule schedule(const Attend& call, int64_t seqs, int64_t threads) {
   // Where there are too few pieces, each takes some of the heads. No result depends on it.
   const int64_t wanted = threads > 1 ? kPiecesPerThread * threads : 1;
   const int64_t head_cuts = cuts == 0 ? 1 : std::min(call.kv_heads, ceil_div(wanted, cuts));
-  plan.most_heads = ceil_div(call.kv_heads, head_cuts);
+  plan.most_heads = std::min(kMostHeads, ceil_div(call.kv_heads, head_cuts));
   std::vector<Item> by_heads;
   for (const Item& item : plan.items) {
     // Many rows share a read of their keys' head already, and need room for their state.
