@@ -15,7 +15,6 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 BUILD = ROOT / "paged" / "backends" / "cpu" / "build.py"
-LIBRARY = Path("paged", "backends", "cpu", "libpaged_cpu.so")
 
 
 class BuildKernels(build_ext):
@@ -33,7 +32,7 @@ class BuildKernels(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         """One name for every Python and platform."""
-        return str(LIBRARY)
+        return str(Path(*fullname.split("."))) + ".so"
 
     def get_outputs(self) -> list[str]:
         """What was built."""

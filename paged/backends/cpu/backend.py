@@ -1,6 +1,9 @@
 """The backend around the compiled kernels."""
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 
 from paged.backends.api import AttentionOutput, UnsupportedError
 from paged.backends.base import Capabilities, KernelBackend
-from paged.backends.cpu.build import LIBRARY
+from paged.backends.cpu.build import LIBRARY, SOURCES, build
 from paged.backends.cpu.library import Library, load_library
 from paged.layouts import LAYOUTS, KVCache, Layout, kv_strides
 from paged.metadata import AttentionMetadata
@@ -130,6 +133,25 @@ class CpuBackend(KernelBackend):
             )
         )
         return AttentionOutput(out, lse)
+
+    @classmethod
+    def rebuilt(cls, edited: Mapping[str, str], flags: Iterable[str] = ("-O1",)) -> "CpuBackend":
+        """The backend compiled from other sources, for one number at a time, which is quick.
+
+        Args:
+            edited: the text of each source that differs, by file name.
+            flags: for the compiler.
+
+        Raises:
+            BuildError: what the compiler says.
+        """
+        with tempfile.TemporaryDirectory(prefix="paged-cpu-") as folder:
+            sources = Path(folder, "src")
+            shutil.copytree(SOURCES, sources)
+            for name, text in edited.items():
+                (sources / name).write_text(text, encoding="utf-8")
+            output = Path(folder, LIBRARY.name)
+            return cls(library=build(output, sources=sources, paths=(), flags=flags))
 
     def _loaded(self) -> Library:
         if self._library is None:

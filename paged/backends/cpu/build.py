@@ -3,7 +3,7 @@
 `pip install` does the same, where there is a compiler. The sources are compiled once for each kind
 of processor and linked into one library, which chooses when it is loaded. It knows neither Python
 nor numpy, so that one library serves every Python of a source tree; XLA calls it through the
-headers that jaxlib brings. A jaxlib takes what was compiled with its own headers or with older ones.
+headers that jaxlib brings. A jaxlib takes what was compiled with its own headers or older ones.
 
 Only the standard library is used here: `setup.py` loads this file before anything is installed.
 """

@@ -352,4 +352,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
         .Attr<int64_t>("path")
         .Attr<int64_t>("most_threads"));
 
+// The version of XLA's calls that this was compiled for: major * 1000 + minor.
+extern "C" int64_t paged_cpu_api() { return XLA_FFI_API_MAJOR * 1000 + XLA_FFI_API_MINOR; }
+
 #pragma GCC visibility pop
