@@ -40,6 +40,7 @@ class CpuBackend(KernelBackend):
 
     name = "cpu"
     platform = "cpu"
+    arrays = "jax"
     layouts = tuple(LAYOUTS.values())
     any_layout = True
     capabilities = Capabilities(batch_invariant=True)
@@ -135,11 +136,18 @@ class CpuBackend(KernelBackend):
         return AttentionOutput(out, lse)
 
     @classmethod
-    def rebuilt(cls, edited: Mapping[str, str], flags: Iterable[str] = ("-O1",)) -> "CpuBackend":
-        """The backend compiled from other sources, for one number at a time, which is quick.
+    def rebuilt(
+        cls,
+        edited: Mapping[str, str],
+        *,
+        path: str = "scalar",
+        flags: Iterable[str] = ("-O1",),
+    ) -> "CpuBackend":
+        """The backend compiled once more, from other sources or with other flags.
 
         Args:
             edited: the text of each source that differs, by file name.
+            path: the kernels that are compiled; "scalar" is the quickest.
             flags: for the compiler.
 
         Raises:
@@ -151,7 +159,9 @@ class CpuBackend(KernelBackend):
             for name, text in edited.items():
                 (sources / name).write_text(text, encoding="utf-8")
             output = Path(folder, LIBRARY.name)
-            return cls(library=build(output, sources=sources, paths=(), flags=flags))
+            return cls(
+                path=path, library=build(output, sources=sources, paths=(path,), flags=flags)
+            )
 
     def _loaded(self) -> Library:
         if self._library is None:

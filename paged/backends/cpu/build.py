@@ -85,7 +85,7 @@ def build(
     Raises:
         BuildError: no compiler, no headers, or what the compiler says.
     """
-    compiler, include = _compiler(), _include()
+    compiler, include = find_compiler(), _include()
     here = paths_here()
     chosen = list(here) if paths is None else list(dict.fromkeys([*paths, "scalar"]))
     if unknown := [name for name in chosen if name not in here]:
@@ -121,7 +121,12 @@ def build(
     return output
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """The C++ compiler: what CXX names, or the first that is here.
+
+    Raises:
+        BuildError: there is none.
+    """
     asked = os.environ.get("CXX")
     for name in (asked,) if asked else _COMPILERS:
         if found := shutil.which(name):
