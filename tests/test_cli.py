@@ -13,7 +13,7 @@ from paged.capacity import plan
 from paged.cli import app
 from paged.layouts import LAYOUTS
 
-OURS = ["pallas_tpu", "triton_jax", "triton", "xla", "reference"]
+OURS = ["pallas_tpu", "triton_jax", "triton", "cpu", "xla", "reference"]
 COMMANDS = ("generate", "plan", "backends", "layouts", "demo")
 
 
@@ -135,12 +135,13 @@ def test_layouts_of_several_models_side_by_side():
 
 def test_backends():
     rows = run_json("backends")
-    assert [row["name"] for row in rows[:5]] == OURS
+    assert [row["name"] for row in rows[:6]] == OURS
     assert rows[0]["reasons"] == ["runs on tpu, not on cpu"]
     for row in rows:
         assert set(row) == {"name", "platform", "usable", "reasons", "layouts"}
         assert row["usable"] == (not row["reasons"])
-    assert all(row["usable"] and set(row["layouts"]) == set(LAYOUTS) for row in rows[3:5])
+    assert all(set(row["layouts"]) == set(LAYOUTS) for row in rows[3:6])
+    assert all(row["usable"] for row in rows[4:6])
 
 
 def test_backends_for_another_platform():

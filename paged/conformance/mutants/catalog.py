@@ -1,12 +1,13 @@
 """Which mutants there are, by the name of the backend that they are faults of."""
 
-from paged.conformance.mutants import pallas_tpu, reference, triton, xla
+from paged.conformance.mutants import cpu, pallas_tpu, reference, triton, xla
 from paged.conformance.mutants.mutant import Mutant
 
 MUTANTS: dict[str, tuple[Mutant, ...]] = {
     "xla": xla.MUTANTS,
     "pallas_tpu": pallas_tpu.MUTANTS,
     "triton": triton.MUTANTS,
+    "cpu": cpu.MUTANTS,
     "reference": reference.MUTANTS,
 }
 """By name of the backend."""

@@ -30,10 +30,18 @@ def clone(backend: type, mutant: Mutant | None = None) -> Any:
     reaches the backend through its cache: the backend is given one whose layout is of the faulty
     class, and what it returns has the real one again.
 
+    A backend compiled from sources of its own, which has a method `rebuilt`, is compiled once more
+    with the edit in it.
+
     Raises:
         StaleMutantError: the mutant does not fit its module.
         ImportError: a private module is imported in a form that is not redirected.
     """
+    if hasattr(backend, "rebuilt"):
+        if mutant is None:
+            return backend()
+        _, _, file = mutant.module.partition(":")
+        return backend.rebuilt({Path(file).name: mutant.applied(source_of(mutant.module))})
     of_layouts = mutant is not None and mutant.module in _LAYOUTS
     copy, modules = _private_class(backend, mutant, _LAYOUTS if of_layouts else ())
     if of_layouts:
@@ -135,12 +143,15 @@ class _PrivateModules:
 
 
 def source_of(module: str) -> str:
-    """The source of a module as it stands.
+    """The source of a module, or of a file of a package ("package:file"), as it stands.
 
     Raises:
         ImportError: no module of that name, or one without source.
     """
+    module, _, file = module.partition(":")
     spec = importlib.util.find_spec(module)
+    if file and spec is not None and spec.origin:
+        return Path(spec.origin).parent.joinpath(file).read_text(encoding="utf-8")
     # A loader may have no way to its source (pytest's has none), but there is a file.
     get_source = getattr(spec and spec.loader, "get_source", None)
     source = None if get_source is None else get_source(module)

@@ -14,7 +14,8 @@ class Mutant:
     Attributes:
         name: what it is called in a report.
         kind: which kind of fault; a key of `paged.conformance.mutants.likely.LIKELY`.
-        module: the module that is edited, for example "paged.backends.xla.attend".
+        module: the module that is edited, for example "paged.backends.xla.attend"; or a file that
+            a backend is compiled from, "paged.backends.cpu:src/attend.h".
         before: the snippet as it stands, exactly once in the module.
         after: what stands there instead.
         layout: the layout that it is tried on.

@@ -1,0 +1,152 @@
+// Memory that is wanted soon, fetched in the order in which it lies there.
+#pragma once
+
+#include <cstdint>
+
+#include "call.h"
+#include "lanes.h"
+
+namespace paged {
+namespace {
+
+constexpr int64_t kLine = 64;  // bytes
+
+// What lies without a gap.
+struct Run {
+  const char *begin, *end;
+};
+
+// Runs that are fetched line by line while something else is computed. After the last one stands a
+// run that is never finished; so there is always a next line.
+struct Ahead {
+  const Run* run;
+  const char* at;
+  int64_t lines;  // to be fetched with each key of each head, half of them by its values
+
+  PAGED_INLINE void fetch(int64_t count) {
+    for (; count > 0; --count) {
+      __builtin_prefetch(at, 0, 2);
+      at += kLine;
+      if (at >= run->end) {
+        ++run;
+        at = run->begin;
+      }
+    }
+  }
+};
+
+// Rows that are wanted next, into the first level of cache: those of a tile at one head. What `Ahead`
+// fetched has been moved to the second level by then, for a tile with all of its heads is larger
+// than the first.
+struct Next {
+  const char* base = nullptr;
+  const int64_t* offsets = nullptr;
+  int64_t count = 0, itemsize = 0, bytes = 0;
+
+  PAGED_INLINE void fetch(int64_t row) const {
+    if (row >= count) return;
+    const char* at = base + offsets[row] * itemsize;
+    for (int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(at + byte, 0, 3);
+  }
+};
+
+// What is fetched beside a product, for each of its keys or values.
+struct Fetch {
+  Next next;
+  Ahead* ahead = nullptr;
+  int64_t lines = 0;
+
+  PAGED_INLINE void row(int64_t row) const {
+    next.fetch(row);
+    if (lines > 0) ahead->fetch(lines);
+  }
+};
+
+// The runs of an item's keys and values.
+//
+// A tile is used head by head, and in most layouts a head's rows lie far apart: read that way, one
+// core of an EPYC Zen 5 had 13 GB/s in float32 and 23 in bfloat16, with or without fetching ahead;
+// fetched in the order of addresses 29 and 35, where a plain sum has 40 (128-wide heads, 8 of them,
+// blocks of 16, 2026-11-30).
+class Runs {
+ public:
+  // How many there can be in a tile, with the last one.
+  static int64_t most(int64_t keys, int64_t heads) { return 2 * keys * heads + 1; }
+
+  Runs(const Attend& call, const Item& item, int64_t itemsize, Run* runs)
+      : call_(call), item_(item), itemsize_(itemsize), runs_(runs) {
+    const Strides& strides = call.strides;
+    heads_ = item.head_end - item.head_begin;
+    kinds_ = strides.to_value == 0 ? 1 : 2;
+    axes_[0] = {strides.slot, 0};  // its size depends on the block
+    axes_[1] = {strides.head, heads_};
+    axes_[2] = {strides.to_value, kinds_};
+    // The innermost axis first.
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < 2 - i; ++j) {
+        if (axes_[j].stride > axes_[j + 1].stride) {
+          const Axis swapped = axes_[j];
+          axes_[j] = axes_[j + 1];
+          axes_[j + 1] = swapped;
+        }
+      }
+    }
+  }
+
+  // Those of some keys, and none where entries of a row do not lie side by side.
+  Ahead of(int64_t key, int64_t count) {
+    Run* last = runs_;
+    const int64_t end = call_.strides.dim == 1 ? key + count : key;
+    while (key < end) {
+      const int64_t slot = key % call_.block_size, room = call_.block_size - slot;
+      const int64_t slots = end - key < room ? end - key : room;
+      last = take_block(key / call_.block_size, slot, slots, last);
+      key += slots;
+    }
+    last->begin = last->end = static_cast<const char*>(call_.cache);
+    const int64_t row = (call_.dim * itemsize_ + kLine - 1) / kLine;
+    return {runs_, runs_->begin, last == runs_ ? 0 : row * kinds_};
+  }
+
+ private:
+  struct Axis {
+    int64_t stride, size;
+  };
+
+  Run* take_block(int64_t column, int64_t slot, int64_t slots, Run* last) {
+    const int64_t block = call_.table[item_.seq * call_.table_width + column];
+    const int64_t begin = block * call_.strides.block + slot * call_.strides.slot +
+                          item_.head_begin * call_.strides.head;
+    // Axes without a gap between their entries are merged; over the others it counts.
+    int64_t elements = call_.dim, count = 1, sizes[3];
+    int merged = 0;
+    for (int i = 0; i < 3; ++i) {
+      sizes[i] = axes_[i].size == 0 ? slots : axes_[i].size;
+      if (merged == i && (axes_[i].stride == elements || sizes[i] == 1)) {
+        elements *= sizes[i];
+        ++merged;
+      } else {
+        count *= sizes[i];
+      }
+    }
+    for (int64_t run = 0; run < count; ++run, ++last) {
+      int64_t left = run, offset = begin;
+      for (int i = merged; i < 3; ++i) {
+        offset += left % sizes[i] * axes_[i].stride;
+        left /= sizes[i];
+      }
+      last->begin = static_cast<const char*>(call_.cache) + offset * itemsize_;
+      last->end = last->begin + elements * itemsize_;
+    }
+    return last;
+  }
+
+  const Attend& call_;
+  const Item& item_;
+  int64_t itemsize_, heads_, kinds_;
+  Axis axes_[3];
+  Run* runs_;
+};
+
+}  // namespace
+}  // namespace paged
