@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from paged.models import DenseAttention, Transformer, load_model, save_model
+from paged.models import Decoder, DenseAttention, load_model, save_model
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -131,7 +131,7 @@ def save_tiny(
     return peer.eval()
 
 
-def dense_logits(model: Transformer, tokens: np.ndarray) -> np.ndarray:
+def dense_logits(model: Decoder, tokens: np.ndarray) -> np.ndarray:
     """Logits [tokens, vocab] of one sequence, all of it at once and without a cache.
 
     Compiled whole: that takes a third of the time of compiling each operation by itself.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from paged.models import DenseAttention, ModelConfig, Transformer
+from paged.models import DenseAttention, ModelConfig, RopeConfig, Transformer
 from paged.models.layers import RMSNorm
 from paged.spec import AttentionSpec
 
@@ -33,6 +33,37 @@ def test_rms_norm_worked_by_hand():
     norm = RMSNorm(4, 0.0, dtype=jnp.float32)
     norm.weight[...] = jnp.array([1.0, 10.0, 1.0, 1.0])
     np.testing.assert_allclose(norm(jnp.array([[3.0, 4.0, 0.0, 0.0]])), [[1.2, 16.0, 0.0, 0.0]])
+
+
+def test_rms_norm_with_an_offset_worked_by_hand():
+    # As above, but the weights are what the factors differ from 1.
+    norm = RMSNorm(4, 0.0, offset=1.0, dtype=jnp.float32)
+    np.testing.assert_allclose(norm(jnp.array([[3.0, 4.0, 0.0, 0.0]])), [[1.2, 1.6, 0.0, 0.0]])
+    norm.weight[...] = jnp.array([0.0, 9.0, 0.0, 0.0])
+    np.testing.assert_allclose(norm(jnp.array([[3.0, 4.0, 0.0, 0.0]])), [[1.2, 16.0, 0.0, 0.0]])
+
+
+def test_a_layer_with_a_window_turns_by_its_own_rope():
+    # Frequencies of a base of 1 are all 1: two positions on, each pair has turned by 2.
+    config = small_config(windows=(4, None), window_rope=RopeConfig(1.0))
+    model, keys = Transformer(config, rngs=nnx.Rngs(0)), []
+
+    def attention(layer, query, key, value, *, sinks=None):
+        keys.append(np.asarray(key))
+        return jnp.zeros_like(query)
+
+    model(jnp.array([3, 3]), jnp.array([0, 2]), attention)
+    first, second = (half.reshape(2, 2, 2, 4) for half in (keys[0], keys[1]))
+    for turned, frequencies in ((first, np.ones(4)), (second, 1e4 ** -(np.arange(4) / 4))):
+        (real, imaginary), (cos, sin) = turned[0].swapaxes(0, 1), (np.cos, np.sin)
+        expected = np.stack(
+            [
+                real * cos(2 * frequencies) - imaginary * sin(2 * frequencies),
+                imaginary * cos(2 * frequencies) + real * sin(2 * frequencies),
+            ],
+            axis=1,
+        )
+        np.testing.assert_allclose(turned[1], expected, atol=1e-5)
 
 
 def test_rms_norm_of_zeros_is_zero_not_nan():
