@@ -53,7 +53,7 @@ class Hasher:
             return cls("sha256", _sha256, True, unit, 32, keeps_contents)
         if hash == "xxhash":
             # Only those who ask for it need it.
-            import xxhash
+            import xxhash  # pyright: ignore[reportMissingImports]
 
             return cls("xxhash", xxhash.xxh3_128_digest, False, unit, 16, True)
         if not callable(hash):

@@ -94,7 +94,8 @@ class KVCacheManager(ManagerView):
             raise ValueError(
                 f"watermark: got {watermark}, expected less than the pool's {num_blocks - 1} blocks"
             )
-        if partial_tails and (len(kinds) > 1 or kinds[0].size is not None or not prefix_caching):
+        reads_all = kinds[0].size is None and len(kinds) == 1
+        if partial_tails and not (reads_all and prefix_caching):
             raise ValueError(
                 "partial_tails: got True, expected prefix caching and one group that reads all"
             )
