@@ -111,8 +111,8 @@ class Ours:
     def __init__(self, num_blocks: int, prefix_caching: bool = True) -> None:
         self.name = "paged" if prefix_caching else "paged, no caching"
         self.manager = KVCacheManager(num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching)
-        self._of: list[int] | None = None
-        self._rows = np.empty(0, np.int64)
+        # As a scheduler has them.
+        self._rows: dict[int, int] = {}
 
     def hashed(self, token_ids: list[int]) -> Any:
         return self.manager.prompt(token_ids)
@@ -120,12 +120,12 @@ class Ours:
     def admit(self, request: int, prompt: Any) -> int:
         admission = self.manager.admit(request, prompt)
         self.manager.commit_prompt(request, len(prompt))
+        self._rows[request] = admission.row
         return admission.num_cached_tokens
 
     def step(self, requests: list[int], token_ids: list[int]) -> None:
-        if requests is not self._of:
-            self._of, self._rows = requests, np.array(list(map(self.manager.row, requests)))
-        self.manager.append_batch(self._rows, np.array(token_ids, np.int32))
+        rows = np.array(list(map(self._rows.__getitem__, requests)))
+        self.manager.append_batch(rows, np.array(token_ids, np.int32))
 
     def free(self, request: int) -> None:
         self.manager.free(request)

@@ -271,11 +271,10 @@ class KVCacheManager(ManagerView):
         """
         self._require_writer()
         numbers = self._core.rows
-        rows = numbers.checked(rows)
-        before = numbers.num_tokens[rows]
+        rows, before = numbers.checked(rows)
         if token_ids is not None:
             token_ids = checks.token_ids("token_ids", token_ids)
-            committing.check_batch(self._core, rows, token_ids)
+            committing.check_batch(self._core, rows, before, token_ids)
         changes = NO_CHANGES
         slow = (before >= numbers.limit[rows]).nonzero()[0]
         if slow.size:
@@ -300,7 +299,7 @@ class KVCacheManager(ManagerView):
         """
         self._require_writer()
         numbers = self._core.rows
-        rows = numbers.checked(rows)
+        rows, _ = numbers.checked(rows)
         tokens = checks.token_ids("token_ids", token_ids)
         committing.check_late_batch(self._core, rows, tokens)
         committing.commit_batch(self._core, rows, numbers.committed[rows], tokens)
