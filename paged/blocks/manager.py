@@ -58,11 +58,14 @@ class KVCacheManager(ManagerView):
     features = frozenset(
         {
             "prefix caching",
+            "partial tails",
             "fork",
             "groups",
             "sliding window",
             "speculation",
             "swap",
+            "watermark",
+            "batches",
             "ranks",
         }
     )
@@ -91,7 +94,8 @@ class KVCacheManager(ManagerView):
             raise ValueError(
                 f"watermark: got {watermark}, expected less than the pool's {num_blocks - 1} blocks"
             )
-        if partial_tails and (len(kinds) > 1 or kinds[0].size is not None or not prefix_caching):
+        reads_all = kinds[0].size is None and len(kinds) == 1
+        if partial_tails and not (reads_all and prefix_caching):
             raise ValueError(
                 "partial_tails: got True, expected prefix caching and one group that reads all"
             )
@@ -240,7 +244,10 @@ class KVCacheManager(ManagerView):
         before = len(holding.tables[0])
         growth.grow(self._core, [(holding, now, then)])
         self._core.rows.num_tokens[holding.row] = then
-        self._core.rows.num_drafts[holding.row] = int(drafts)
+        if drafts:
+            self._core.rows.num_drafts[holding.row] = int(drafts)
+            # A batch has to look at this row, and refuses it.
+            self._core.rows.limit[holding.row] = 0
         return holding.tables[0][before:].tolist()
 
     def append_batch(
@@ -264,16 +271,17 @@ class KVCacheManager(ManagerView):
         """
         self._require_writer()
         numbers = self._core.rows
-        rows = numbers.checked(rows)
-        before = numbers.num_tokens[rows]
+        rows, before = numbers.checked(rows)
         if token_ids is not None:
             token_ids = checks.token_ids("token_ids", token_ids)
-            committing.check_batch(self._core, rows, token_ids)
+            committing.check_batch(self._core, rows, before, token_ids)
         changes = NO_CHANGES
         slow = (before >= numbers.limit[rows]).nonzero()[0]
         if slow.size:
             asks = []
             for row, now in zip(rows[slow].tolist(), before[slow].tolist(), strict=True):
+                if numbers.num_drafts[row]:
+                    raise ValueError(f"rows: got {row}, with drafts, expected them accepted or not")
                 asks.append((numbers.holdings[row], now, now + 1))
             changes = growth.grow(self._core, asks)
         numbers.num_tokens[rows] = before + 1
@@ -291,7 +299,7 @@ class KVCacheManager(ManagerView):
         """
         self._require_writer()
         numbers = self._core.rows
-        rows = numbers.checked(rows)
+        rows, _ = numbers.checked(rows)
         tokens = checks.token_ids("token_ids", token_ids)
         committing.check_late_batch(self._core, rows, tokens)
         committing.commit_batch(self._core, rows, numbers.committed[rows], tokens)
