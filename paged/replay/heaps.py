@@ -62,11 +62,9 @@ class BuddyHeap:
         self._queues: list[list[int]] = [[] for _ in range(orders)]
         self._starts: list[set[int]] = [set() for _ in range(orders)]
         self._orders: dict[int, int] = {}
-        self._roots: dict[int, int] = {}
         start = 0
         for order in reversed(range(orders)):
             if num_slots >> order & 1:
-                self._roots[start] = order
                 self._put(start, order)
                 start += 1 << order
 
@@ -100,11 +98,9 @@ class BuddyHeap:
         if order is None:
             raise ValueError(f"start: got {start}, expected the start of a stretch handed out")
         self.num_free += 1 << order
-        while self._roots.get(start) != order:
-            # A root is as long as it was at first: its neighbour is another one.
-            buddy = start ^ (1 << order)
-            if buddy not in self._starts[order]:
-                break
+        # Where one of several heaps is whole, its buddy would begin with a smaller one: not free
+        # at this size.
+        while (buddy := start ^ (1 << order)) in self._starts[order]:
             self._starts[order].remove(buddy)
             start = min(start, buddy)
             order += 1

@@ -101,17 +101,14 @@ class Recorder:
     max_batch: int = 0
     _course: list[tuple[int, ...]] = field(default_factory=list)
 
-    def add(
-        self, durations: Steps, held: Held, *, batch: int, waits: bool, wanted: int | None
-    ) -> None:
+    def add(self, durations: Steps, held: Held, *, batch: int, wanted: int | None) -> None:
         """Some steps in a row.
 
         Args:
             durations: [steps] nanoseconds.
             held: what was held in each.
             batch: requests that ran in all of them.
-            waits: whether the first in line waited for memory.
-            wanted: free slots that it was refused for; None where it was not asked.
+            wanted: free slots that the first in line waits for; None where it does not.
         """
         time = int(durations.sum())
         taken, empty, internal = (
@@ -128,7 +125,7 @@ class Recorder:
                 "idle": self.pool_slots * time - taken - external,
                 "taken": taken,
                 "batch": batch * time,
-                "blocked": time if waits else 0,
+                "blocked": 0 if wanted is None else time,
                 "time": time,
             }
         )

@@ -5,9 +5,9 @@ A step, as in iteration-level scheduling (Yu et al., "Orca", OSDI 2022):
 1. Each running request gets a slot for its next token. Where there are too few, the request that
    was admitted last is preempted: it gives up all it has, stands first in line again, and computes
    its tokens anew.
-2. Unless one was, requests are admitted in the order of the line, until the first of it finds no
-   room, as many run as may, or the step computes as many tokens as it may. Prompts are not split:
-   the last one admitted may go beyond that.
+2. Requests are admitted in the order of the line, until the first of it finds no room, as many run
+   as may, or the step computes as many tokens as it may. Prompts are not split: the last one
+   admitted may go beyond that.
 3. The step takes its time (`StepTime`), a token of each request comes out, and those that have all
    of theirs leave.
 
@@ -166,12 +166,9 @@ class _Service:
 
     def _step(self) -> None:
         """One step, or several that are alike."""
-        has_preempted = self._make_room()
+        self._make_room()
         may_admit = (
-            bool(self.line)
-            and not self.blocked
-            and self.requests.size < self.limits.max_requests
-            and not has_preempted
+            bool(self.line) and not self.blocked and self.requests.size < self.limits.max_requests
         )
         computed, steps = 0, 1
         if may_admit:
@@ -180,7 +177,7 @@ class _Service:
             computed = self._admit()
             held = self.memory.held(self.slots, self.finals, np.arange(1))
         else:
-            steps = 1 if has_preempted else self._steps_alike()
+            steps = self._steps_alike()
             held = self.memory.held(self.slots, self.finals, np.arange(1, steps + 1))
             self.memory.grow(self.requests, steps)
             self.slots += 1
@@ -192,16 +189,14 @@ class _Service:
             durations,
             held,
             batch=batch,
-            waits=self.blocked or has_preempted,
             wanted=self.memory.refused_slots if self.blocked else None,
         )
         self.slots += steps - 1
         self.now += int(durations.sum())
         self._leave()
 
-    def _make_room(self) -> bool:
-        """Preempt until all others can have a slot more; whether anyone was."""
-        before = self.preemptions
+    def _make_room(self) -> None:
+        """Preempt until all others can have a slot more."""
         while self.requests.size and not self.memory.reach(self.slots, 1):
             request = int(self.requests[-1])
             self.memory.release(request)
@@ -210,7 +205,6 @@ class _Service:
             self._keep(np.arange(self.requests.size - 1))
             self.preemptions += 1
             self.blocked = False
-        return self.preemptions > before
 
     def _admit(self) -> int:
         """Admit from the line; returns the prompt tokens that the step computes for it."""

@@ -99,6 +99,13 @@ def test_a_request_that_is_preempted_computes_all_of_its_tokens_again():
     assert run.blocked == 2 / 6
 
 
+def test_a_request_that_is_preempted_stands_first_in_line_again():
+    made = trace([(2, 4), (2, 4), (1, 1)], arrivals=[0, 0, 2])
+    run = serve(made, Paged(made, 7, 1, watermark=0), time=TICK)
+    # The third would have found room in step 4, but the second waits before it until step 5.
+    assert run.mean_latency == pytest.approx((4 + 6 + 3) / 3 * 1e-9)
+
+
 def test_a_shared_block_counts_once():
     made = trace([(514, 1), (514, 1)], hash_ids=[[0, 1], [0, 2]])
     run = serve(made, Paged(made, 256 * 9, 256, watermark=0), time=TICK)
@@ -122,6 +129,15 @@ def test_a_request_that_comes_back_finds_its_prompt_in_the_cache():
     # Each holds 49 of the 99 blocks when both want another. What was generated is not cached, and
     # of the blocks given back those are reused first.
     assert run.recomputed_tokens == 49 * 16 + 1 - 512
+
+
+def test_what_was_generated_is_no_prompt_of_anyone():
+    # The first prompt goes on with token 0; the second is its beginning, and generates.
+    made = trace([(1024, 520), (512, 520)], hash_ids=[[1, 0], [1]])
+    run = serve(made, Paged(made, 2002, 1, watermark=0), time=TICK)
+    assert run.hit_rate == 511 / 1536
+    # 488 tokens each are generated and stored when the 2,001 slots are full, and one is known.
+    assert (run.preemptions, run.recomputed_tokens) == (1, 489)
 
 
 def test_nothing_runs_between_two_requests_far_apart():
@@ -149,6 +165,12 @@ def test_a_step_admits_until_it_computes_as_many_tokens_as_it_may():
     ):
         run = serve(made, Paged(made, 64, 1), time=TICK, limits=limits)
         assert run.seconds * 1e9 == pytest.approx(seconds), limits
+
+
+def test_requests_that_run_are_tokens_that_a_step_computes():
+    made = trace([(1, 3)] * 3)
+    run = serve(made, Paged(made, 64, 1), time=TICK, limits=Limits(max_step_tokens=2))
+    assert run.seconds * 1e9 == pytest.approx(3 + 3)
 
 
 def test_a_pool_that_is_too_small_for_a_request_is_refused():
@@ -211,7 +233,9 @@ class Watched(Paged):
 
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=7
+    st.tuples(st.integers(1, 12), st.integers(1, 20), st.integers(0, 30) | st.integers(0, 300)),
+    min_size=1,
+    max_size=7,
 )
 
 
