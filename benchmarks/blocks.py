@@ -324,13 +324,18 @@ def against_pool_size(repeats: int) -> list[dict[str, float]]:
             {
                 "num_blocks": num_blocks,
                 "bytes_per_block": manager.nbytes / num_blocks,
-                **{f"{kind}_us": statistics.median(clock.seconds[kind]) * 1e6 for kind in clock.seconds},
+                **{
+                    f"{kind}_us": statistics.median(clock.seconds[kind]) * 1e6
+                    for kind in clock.seconds
+                },
             }
         )
     return rows
 
 
-def _churn(manager: KVCacheManager, clock: Stopwatch, number: int, token: int, *, size: int) -> None:
+def _churn(
+    manager: KVCacheManager, clock: Stopwatch, number: int, token: int, *, size: int
+) -> None:
     """One request of `size` blocks comes, takes a step and goes."""
     count = BLOCK_SIZE * size - 1
     prompt = manager.prompt(np.arange(token, token + count) % 2**31)
@@ -351,7 +356,9 @@ def peers() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--trace", type=Path, help="a trace in Mooncake's format; else made up")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
@@ -380,7 +387,9 @@ def main() -> None:
             for row in rows:
                 table.add_row(*(v if isinstance(v, str) else f"{v:,.4g}" for v in row.values()))
             console.print(table)
-    console.print({key: value for key, value in result.items() if key not in ("subjects", "pool_sizes")})
+    console.print(
+        {key: value for key, value in result.items() if key not in ("subjects", "pool_sizes")}
+    )
 
 
 if __name__ == "__main__":

@@ -100,9 +100,9 @@ def num_slots(hit: Hit, num_tokens: int, chunk: int | None) -> int:
     return min(num_tokens, hit.num_tokens + hit.num_copied + chunk)
 
 
-def peak_blocks(core: Core, num_tokens: int, chunk: int | None) -> int:
+def peak_blocks(core: Core, num_tokens: int, chunk: int | None, hit: int = 0) -> int:
     """The most blocks that a request of `num_tokens` tokens holds at once, over all groups."""
-    return sum(group.peak_blocks(num_tokens, chunk) for group in core.groups)
+    return sum(group.peak_blocks(num_tokens, chunk, hit) for group in core.groups)
 
 
 def spare_blocks(core: Core) -> int:
@@ -115,6 +115,8 @@ def can_admit(
 ) -> bool:
     """Whether `admit` would succeed now, and leave `spare` blocks free."""
     hit = find_hit(core, prompt)
+    if peak_blocks(core, num_tokens, chunk, hit.num_tokens) > core.pool.num_blocks - 1:
+        return False
     shared = hit.shared
     # A hit block that is free is taken from the free ones like any other.
     revived = core.pool.num_free_among(shared)
@@ -135,10 +137,10 @@ def admit(
         NeverFits: it needs more blocks than the pool has.
         OutOfBlocks: too few are free now.
     """
-    peak = peak_blocks(core, num_tokens, chunk)
+    hit = find_hit(core, prompt)
+    peak = peak_blocks(core, num_tokens, chunk, hit.num_tokens)
     if peak > core.pool.num_blocks - 1:
         raise NeverFits(peak, core.pool.num_blocks - 1)
-    hit = find_hit(core, prompt)
     slots = num_slots(hit, num_tokens, chunk)
     shared = hit.shared
     count = num_new_blocks(core, hit, slots)

@@ -1,5 +1,6 @@
 """The manager's state, which the operations of the other modules work on."""
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -90,13 +91,14 @@ class Core:
 
 def limit_of(core: Core, holding: Holding, num_tokens: int) -> int:
     """Tokens below which an append needs no new block, no copy and no release: see `Rows`."""
-    limit: float = num_tokens
-    for number, (group, table) in enumerate(zip(core.groups, holding.tables, strict=True)):
-        reach = min(len(table) * group.block_size, group.next_release(holding.released[number]))
-        limit = reach if number == 0 else min(limit, reach)
-        if num_tokens % group.block_size and core.pool.ref_count(table[-1]) > 1:
+    limit: float = math.inf
+    for group, table, released in zip(core.groups, holding.tables, holding.released, strict=True):
+        if num_tokens % group.block_size and core.pool.num_references(table[-1]) > 1:
             return num_tokens
-    return int(limit)
+        limit = min(limit, len(table) * group.block_size)
+        if group.size is not None:
+            limit = min(limit, group.next_release(released))
+    return max(num_tokens, int(limit))
 
 
 def free(core: Core, holding: Holding) -> None:

@@ -89,6 +89,7 @@ class FreeList:
         missing, look = count, max(count, _SMALLEST_LOOK)
         while missing:
             places = self._places(self._first, min(look, self._end - self._first))
+            expect_equal("whether a list that counts more blocks has them", places.size > 0, True)
             blocks = self._ring[places]
             live = (self._place[blocks] == places).nonzero()[0][:missing]
             found.append(blocks[live])

@@ -53,7 +53,7 @@ class Group:
         """The first block that the query at `position` reads; those before may go."""
         return self.first_read(position) // self.block_size
 
-    def next_release(self, num_released: int) -> int | float:
+    def next_release(self, num_released: int) -> float:
         """The first position whose query does not read block `num_released` any more."""
         end = (num_released + 1) * self.block_size
         if self.size is None:
@@ -66,18 +66,20 @@ class Group:
         """Blocks that `num_tokens` tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)
 
-    def peak_blocks(self, num_tokens: int, chunk: int | None) -> int:
+    def peak_blocks(self, num_tokens: int, chunk: int | None, hit: int = 0) -> int:
         """The most blocks that a request of `num_tokens` tokens holds at once.
 
         Args:
             num_tokens: its tokens at its end.
             chunk: tokens that get their slots at once; None for all of them.
+            hit: tokens that it starts from.
         """
-        blocks = self.num_blocks(num_tokens)
+        blocks = self.num_blocks(num_tokens) - self.first_block(hit)
         if self.size is None or chunk is None:
             return blocks
-        # Its own tokens, those that the first of them reads, and a block cut off at either end.
-        return min(blocks, self.num_blocks(self.size + chunk - 1) + 1)
+        # A chunk gets its blocks before what only the chunk before it read goes; and a block may
+        # be cut off at either end.
+        return min(blocks, self.num_blocks(self.size - 1 + 2 * chunk) + 1)
 
     def longest_hit(self, limit: int, step: int, is_cached: Callable[[int], bool]) -> int:
         """The longest prefix of at most `limit` tokens, a multiple of `step`, that can be taken

@@ -1,9 +1,9 @@
 """Growth: slots for a request's next tokens, copies of blocks that it shares, and rollback."""
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -43,8 +43,7 @@ NO_CHANGES = TableChanges.of(())
 """No table was written to."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """What one table needs: a copy of its last block, then `added` blocks."""
 
     holding: Holding
@@ -70,7 +69,7 @@ def plan(core: Core, asks: Iterable[tuple[Holding, int, int]]) -> Plan:
     """What it takes that requests grow: (holding, tokens now, tokens then) of each."""
     steps: list[_Step] = []
     total = 0
-    leaving: Counter[int] = Counter()
+    leaving: dict[int, int] = {}
     for holding, now, then in asks:
         for number, group in enumerate(core.groups):
             table = holding.tables[number]
@@ -79,8 +78,9 @@ def plan(core: Core, asks: Iterable[tuple[Holding, int, int]]) -> Plan:
             if now % group.block_size:
                 last = table[-1]
                 # The last of those that share a block writes to it; the others go before.
-                copies = core.pool.ref_count(last) - leaving[last] > 1
-                leaving[last] += copies
+                gone = leaving.get(last, 0)
+                copies = core.pool.num_references(last) - gone > 1
+                leaving[last] = gone + copies
             if copies or added:
                 steps.append(_Step(holding, number, copies, added))
                 total += copies + added
@@ -110,8 +110,10 @@ def grow(core: Core, asks: Sequence[tuple[Holding, int, int]]) -> TableChanges:
             changes.append((row, step.group, len(table), block))
             table.append(block)
         place += step.added
+    slides = any(group.size is not None for group in core.groups)
     for holding, now, then in asks:
-        _release_unread(core, holding, now, changes)
+        if slides:
+            _release_unread(core, holding, now, changes)
         core.rows.limit[holding.row] = limit_of(core, holding, then)
     return TableChanges.of(changes)
 

@@ -58,11 +58,14 @@ class KVCacheManager(ManagerView):
     features = frozenset(
         {
             "prefix caching",
+            "partial tails",
             "fork",
             "groups",
             "sliding window",
             "speculation",
             "swap",
+            "watermark",
+            "batches",
             "ranks",
         }
     )
@@ -240,7 +243,10 @@ class KVCacheManager(ManagerView):
         before = len(holding.tables[0])
         growth.grow(self._core, [(holding, now, then)])
         self._core.rows.num_tokens[holding.row] = then
-        self._core.rows.num_drafts[holding.row] = int(drafts)
+        if drafts:
+            self._core.rows.num_drafts[holding.row] = int(drafts)
+            # A batch has to look at this row, and refuses it.
+            self._core.rows.limit[holding.row] = 0
         return holding.tables[0][before:].tolist()
 
     def append_batch(
@@ -274,6 +280,8 @@ class KVCacheManager(ManagerView):
         if slow.size:
             asks = []
             for row, now in zip(rows[slow].tolist(), before[slow].tolist(), strict=True):
+                if numbers.num_drafts[row]:
+                    raise ValueError(f"rows: got {row}, with drafts, expected them accepted or not")
                 asks.append((numbers.holdings[row], now, now + 1))
             changes = growth.grow(self._core, asks)
         numbers.num_tokens[rows] = before + 1

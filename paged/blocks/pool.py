@@ -92,9 +92,9 @@ class BlockPool:
         """
         return int(self._ref_counts[self._checked("block_id", [block_id])[0]])
 
-    def ref_counts(self, blocks: Blocks) -> Int32[np.ndarray, " blocks"]:
-        """References to each of some blocks of this pool."""
-        return self._ref_counts[blocks]
+    def num_references(self, block: int) -> int:
+        """`ref_count` of a block that is known to be one of this pool's."""
+        return self._ref_counts.item(block)
 
     def num_free_among(self, blocks: Blocks) -> int:
         """How many of some distinct blocks of this pool are free."""
@@ -116,13 +116,14 @@ class BlockPool:
         """
         count = checks.integer("count", count, at_least=0)
         idle = shared[self._ref_counts[shared] == 0] if shared.size else shared
-        is_free = self._free.holds(idle)
-        revived = idle[is_free]
-        if count + revived.size + spare > len(self._free):
-            raise OutOfBlocks(count + revived.size + spare, len(self._free))
-        if shared.size:
-            self._free.remove(revived)
+        is_free = self._free.holds(idle) if idle.size else idle
+        wanted = count + spare + int(np.count_nonzero(is_free))
+        if wanted > len(self._free):
+            raise OutOfBlocks(wanted, len(self._free))
+        if idle.size:
+            self._free.remove(idle[is_free])
             self._in_flight.take_back(idle[~is_free])
+        if shared.size:
             self._ref_counts[shared] += 1
         blocks = self._free.pop_front(count)
         evicted = blocks[self.labels[blocks] != 0]

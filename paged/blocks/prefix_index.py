@@ -73,15 +73,24 @@ class PrefixIndex:
     def add(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
         """Enter full blocks. Where a digest has a block already, the new one stays outside.
 
-        No table is rewritten to make two blocks one: whoever computed the second keeps it.
+        No table is rewritten to make two blocks one: whoever computed the second keeps it. A block
+        that is in the index already stays as it is.
         """
-        known = self._blocks[group]
-        fresh = [index for index, digest in enumerate(digests) if digest not in known]
+        is_new = self._pool.labels[blocks] == 0
+        if np.count_nonzero(is_new) < len(digests):
+            digests = [digests[place] for place in is_new.nonzero()[0].tolist()]
+            blocks = blocks[is_new]
+        enter = self._blocks[group].setdefault
+        ids = blocks.tolist()
+        pairs = zip(digests, ids, strict=True)
+        fresh = [
+            place for place, (digest, block) in enumerate(pairs) if enter(digest, block) == block
+        ]
         if not fresh:
             return
         if len(fresh) < len(digests):
-            digests, blocks = [digests[index] for index in fresh], blocks[fresh]
-        self._enter(group, digests, blocks)
+            digests, blocks = [digests[place] for place in fresh], blocks[fresh]
+        self._label(group, digests, blocks)
         if self.preimages is not None:
             for digest in digests:
                 self.preimages.pin(digest)
@@ -107,7 +116,8 @@ class PrefixIndex:
 
     def restore(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
         """Take over entries that were saved; their preimages are restored apart."""
-        self._enter(group, digests, blocks)
+        self._blocks[group].update(zip(digests, blocks.tolist(), strict=True))
+        self._label(group, digests, blocks)
 
     def clear(self) -> None:
         """Forget all."""
@@ -147,9 +157,8 @@ class PrefixIndex:
         data = self._digests[blocks].tobytes()
         return [data[start : start + size] for start in range(0, len(data), size)]
 
-    def _enter(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
-        """Note blocks and digests of each other."""
-        self._blocks[group].update(zip(digests, blocks.tolist(), strict=True))
+    def _label(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
+        """Note at blocks which digests they hold."""
         size = self._digests.shape[1]
         self._digests[blocks] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, size)
         self._pool.labels[blocks] = group + 1

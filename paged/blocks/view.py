@@ -8,6 +8,7 @@ from paged.blocks.gauges import stats_of
 from paged.blocks.groups import Group
 from paged.blocks.hashing import Prompt
 from paged.blocks.holdings import Holding
+from paged.blocks.keys import Image
 from paged.blocks.stats import Stats
 
 
@@ -154,6 +155,11 @@ class ManagerView:
         self._require_own(prompt)
         hit = admission.find_hit(self._core, prompt)
         return hit.num_tokens + hit.num_copied
+
+    @staticmethod
+    def image(digest: bytes, start: int, length: int) -> Image:
+        """Where an image stands among a prompt's tokens, and which it is."""
+        return Image(digest, start, length)
 
     def stats(self) -> Stats:
         """Counters, and how full the pool is."""

@@ -75,6 +75,7 @@ def conform(
       paged conform xla --json -
       paged conform blocks
       paged conform --mutants xla
+      paged conform --mutants blocks
     """
     files = {"json": json_file, "html": html_file, "junit": junit_file}
     for name, file in files.items():
@@ -241,15 +242,20 @@ def _mutants(names: tuple[str, ...], seed: int, json_file: str | None) -> bool:
     from paged.cli.conform_text import show_mutants
     from paged.conformance import mutants
     from paged.conformance.lookup import find_backend
+    from paged.conformance.run import BLOCKS
 
     # A kernel for hardware has its faults tried by its interpreter.
-    backends = {name: find_backend(name, interpret=True) for name in names}
+    backends = {name: find_backend(name, interpret=True) for name in names if name != BLOCKS}
     for backend in backends.values():
         mutants.select_mutants(backend.name)
     reports: list[mutants.MutationReport] = []
-    for name, backend in backends.items():
+    for name in names:
         with _progress(f"{name}, mutants") as on_result:
-            reports.append(mutants.run_mutants(backend, seed=seed, on_result=on_result))
+            reports.append(
+                mutants.run_manager_mutants(seed=seed, on_result=on_result)
+                if name == BLOCKS
+                else mutants.run_mutants(backends[name], seed=seed, on_result=on_result)
+            )
         if json_file != STDOUT:
             show_mutants(reports[-1])
     if json_file:

@@ -80,7 +80,7 @@ def test_failed_allocation_leaves_no_trace():
     manager.free("a")
     before = state(manager)
     assert not manager.can_allocate(17)
-    with pytest.raises(OutOfBlocks, match="wanted 5 blocks, 4 available") as caught:
+    with pytest.raises(OutOfBlocks, match="wanted 5 blocks, 4 available"):
         manager.allocate_slots("c", 17)
     assert state(manager) == before
     assert manager.can_allocate(16)

@@ -10,24 +10,34 @@ from paged.conformance.managers import (
     MANAGER_RULES,
     run_manager_conformance,
 )
-from paged.conformance.managers.checks import CHECKS
+from paged.conformance.managers.run import CHECKS
 
 
-def test_ours_passes_what_it_has():
+def test_ours_has_everything_and_passes():
     report = run_manager_conformance()
     assert report.ok, report.failures[0].reason
     status = {result.name: result.status for result in report.results}
     assert len(status) == len(MANAGER_CASES), "no case is left out"
+    assert set(status.values()) == {"passed"}
+    assert {word for case in MANAGER_CASES for word in case.needs} == KVCacheManager.features
+
+
+class HasNothingBeyondBlocks(KVCacheManager):
+    features = frozenset()
+
+
+def test_a_manager_is_not_asked_for_what_it_has_not():
+    report = run_manager_conformance(HasNothingBeyondBlocks)
+    assert report.ok
     waiting = {result.name: result.reason for result in report.results if result.status != "passed"}
     assert waiting["prefix/touch"] == "waits for prefix caching"
-    assert waiting["fork/copy_on_write"] == "waits for fork"
     assert waiting["groups/fixed_point"] == "waits for groups and prefix caching"
-    assert all(case.check is None for case in MANAGER_CASES if case.name in waiting)
+    assert "blocks/double_free" not in waiting
 
 
 def test_every_rule_has_a_case_and_every_check_is_used():
     assert {case.rule for case in MANAGER_CASES} == set(MANAGER_RULES)
-    assert {case.check for case in MANAGER_CASES} - {None} == set(CHECKS)
+    assert {case.check for case in MANAGER_CASES} == set(CHECKS)
     names = [case.name for case in MANAGER_CASES]
     assert len(set(names)) == len(names)
 
@@ -170,15 +180,6 @@ def test_a_faulty_manager_fails_by_the_right_rule(manager):
     assert case in failed
     assert failed[case].rule == rule
     assert failed[case].reason.startswith(f"rule {rule} ({MANAGER_RULES[rule].text})")
-
-
-class SaysThatItForks(KVCacheManager):
-    features = frozenset({"fork"})
-
-
-def test_a_feature_without_a_procedure_is_told():
-    (result,) = run_manager_conformance(SaysThatItForks, cases="fork/*").results
-    assert (result.status, result.reason) == ("not_run", "no procedure for it is written yet")
 
 
 def test_what_is_no_manager_is_refused():

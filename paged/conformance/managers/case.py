@@ -11,7 +11,7 @@ class ManagerCase:
         name: "blocks/what".
         exposes: the fault that it brings to light.
         rule: key of `MANAGER_RULES`.
-        check: the procedure; None where there is none yet.
+        check: the procedure.
         needs: words for what the manager must have; a manager without them is not run.
         source: public report of the fault, where one is known.
     """
@@ -19,6 +19,6 @@ class ManagerCase:
     name: str
     exposes: str
     rule: str
-    check: str | None = None
+    check: str
     needs: tuple[str, ...] = ()
     source: str | None = None

@@ -2,15 +2,12 @@
 
 import random
 from collections.abc import Callable, Hashable
-from typing import Any, NoReturn
+from typing import Any
 
+from paged.conformance.managers.expect import BrokenRule, expect, expect_raises
 from paged.conformance.managers.protocol import Manager, ManagerFactory
 
 _BLOCK_SIZE = 4
-
-
-class BrokenRule(Exception):
-    """What was seen and what was expected, against the rule of the case."""
 
 
 def null_block(make: ManagerFactory, seed: int) -> None:
@@ -18,28 +15,28 @@ def null_block(make: ManagerFactory, seed: int) -> None:
     manager = make(9, _BLOCK_SIZE)
     for request in ("first", "second"):
         blocks = _allocate(manager, request, 8 * _BLOCK_SIZE)
-        _expect("blocks of the whole pool", sorted(blocks), list(range(1, 9)))
+        expect("blocks of the whole pool", sorted(blocks), list(range(1, 9)))
         manager.free(request)
 
 
 def fresh_order(make: ManagerFactory, seed: int) -> None:
     """A fresh pool gives 1, 2, 3, ... over several requests."""
     manager = make(12, _BLOCK_SIZE)
-    _expect("first request's blocks", _allocate(manager, "a", 3 * _BLOCK_SIZE), [1, 2, 3])
-    _expect("second request's blocks", _allocate(manager, "b", _BLOCK_SIZE + 1), [4, 5])
-    _expect("blocks that an append added", _append(manager, "a", 1), [6])
+    expect("first request's blocks", _allocate(manager, "a", 3 * _BLOCK_SIZE), [1, 2, 3])
+    expect("second request's blocks", _allocate(manager, "b", _BLOCK_SIZE + 1), [4, 5])
+    expect("blocks that an append added", _append(manager, "a", 1), [6])
 
 
 def free_count(make: ManagerFactory, seed: int) -> None:
     """The count falls by what is given and rises by what is freed."""
     manager = make(12, _BLOCK_SIZE)
-    _expect("free blocks of a fresh pool of 12", manager.num_free_blocks, 11)
+    expect("free blocks of a fresh pool of 12", manager.num_free_blocks, 11)
     _allocate(manager, "a", 2 * _BLOCK_SIZE)
-    _expect("free blocks with 2 given", manager.num_free_blocks, 9)
+    expect("free blocks with 2 given", manager.num_free_blocks, 9)
     _append(manager, "a", 1)
-    _expect("free blocks with 3 given", manager.num_free_blocks, 8)
+    expect("free blocks with 3 given", manager.num_free_blocks, 8)
     manager.free("a")
-    _expect("free blocks with all freed", manager.num_free_blocks, 11)
+    expect("free blocks with all freed", manager.num_free_blocks, 11)
 
 
 def rounding(make: ManagerFactory, seed: int) -> None:
@@ -49,14 +46,14 @@ def rounding(make: ManagerFactory, seed: int) -> None:
             manager = make(40, block_size)
             needed = -(-num_tokens // block_size)
             what = f"blocks of {block_size} for {num_tokens} tokens"
-            _expect(what, len(_allocate(manager, "at once", num_tokens)), needed)
+            expect(what, len(_allocate(manager, "at once", num_tokens)), needed)
             _allocate(manager, "one by one", 1)
             for _ in range(num_tokens - 1):
                 _append(manager, "one by one", 1)
-            _expect(f"{what}, one by one", len(manager.block_ids("one by one")), needed)
+            expect(f"{what}, one by one", len(manager.block_ids("one by one")), needed)
     manager = make(40, _BLOCK_SIZE)
     _allocate(manager, "a", 1)
-    _expect("blocks added by an append of three blocks' tokens", len(_append(manager, "a", 12)), 3)
+    expect("blocks added by an append of three blocks' tokens", len(_append(manager, "a", 12)), 3)
 
 
 def failed_allocation(make: ManagerFactory, seed: int) -> None:
@@ -64,11 +61,11 @@ def failed_allocation(make: ManagerFactory, seed: int) -> None:
     manager, twin = make(8, _BLOCK_SIZE), make(8, _BLOCK_SIZE)
     for each in (manager, twin):
         _allocate(each, "a", 3 * _BLOCK_SIZE)
-    _expect_raises("allocate_slots of 5 blocks with 4 free", manager.allocate_slots, "b", 17)
-    _expect("free blocks after an allocation that failed", manager.num_free_blocks, 4)
-    _expect_raises("block_ids of the request that failed", manager.block_ids, "b")
+    expect_raises("allocate_slots of 5 blocks with 4 free", manager.allocate_slots, "b", 17)
+    expect("free blocks after an allocation that failed", manager.num_free_blocks, 4)
+    expect_raises("block_ids of the request that failed", manager.block_ids, "b")
     blocks = [_allocate(each, "b", 16) for each in (manager, twin)]
-    _expect("blocks given after an allocation that failed", *blocks)
+    expect("blocks given after an allocation that failed", *blocks)
 
 
 def failed_append(make: ManagerFactory, seed: int) -> None:
@@ -76,11 +73,11 @@ def failed_append(make: ManagerFactory, seed: int) -> None:
     manager = make(5, _BLOCK_SIZE)
     _allocate(manager, "a", 2 * _BLOCK_SIZE + 1)
     before = list(manager.block_ids("a"))
-    _expect_raises("append_slots of 2 blocks with 1 free", manager.append_slots, "a", 8)
-    _expect("blocks after an append that failed", list(manager.block_ids("a")), before)
-    _expect("free blocks after an append that failed", manager.num_free_blocks, 1)
-    _expect("blocks added by the three tokens that fit", _append(manager, "a", 3), [])
-    _expect("blocks added by the next", len(_append(manager, "a", 1)), 1)
+    expect_raises("append_slots of 2 blocks with 1 free", manager.append_slots, "a", 8)
+    expect("blocks after an append that failed", list(manager.block_ids("a")), before)
+    expect("free blocks after an append that failed", manager.num_free_blocks, 1)
+    expect("blocks added by the three tokens that fit", _append(manager, "a", 3), [])
+    expect("blocks added by the next", len(_append(manager, "a", 1)), 1)
 
 
 def refused_arguments(make: ManagerFactory, seed: int) -> None:
@@ -88,11 +85,11 @@ def refused_arguments(make: ManagerFactory, seed: int) -> None:
     manager = make(8, _BLOCK_SIZE)
     _allocate(manager, "a", 3)
     for count in (0, -1, -_BLOCK_SIZE):
-        _expect_raises(f"allocate_slots of {count} tokens", manager.allocate_slots, "b", count)
-        _expect_raises(f"append_slots of {count} tokens", manager.append_slots, "a", count)
-        _expect("free blocks after a refusal", manager.num_free_blocks, 6)
-    _expect("blocks added by the token that fills a block", _append(manager, "a", 1), [])
-    _expect_raises("a pool of 2**31 slots", make, 2**27, 16)
+        expect_raises(f"allocate_slots of {count} tokens", manager.allocate_slots, "b", count)
+        expect_raises(f"append_slots of {count} tokens", manager.append_slots, "a", count)
+        expect("free blocks after a refusal", manager.num_free_blocks, 6)
+    expect("blocks added by the token that fills a block", _append(manager, "a", 1), [])
+    expect_raises("a pool of 2**31 slots", make, 2**27, 16)
 
 
 def can_tells_the_truth(make: ManagerFactory, seed: int) -> None:
@@ -104,7 +101,7 @@ def can_tells_the_truth(make: ManagerFactory, seed: int) -> None:
             request = () if ask == "can_allocate" else ("a",)
             said = getattr(manager, ask)(*request, num_tokens)
             done = _succeeds(getattr(manager, call), *(request or ("b",)), num_tokens)
-            _expect(f"{ask} for {num_tokens} tokens", bool(said), done)
+            expect(f"{ask} for {num_tokens} tokens", bool(said), done)
 
 
 def append_only(make: ManagerFactory, seed: int) -> None:
@@ -120,7 +117,7 @@ def append_only(make: ManagerFactory, seed: int) -> None:
             manager.free("c")
             tables["c"] = _allocate(manager, "c", _BLOCK_SIZE)
         for name, table in tables.items():
-            _expect(f"table of {name!r} after step {step}", list(manager.block_ids(name)), table)
+            expect(f"table of {name!r} after step {step}", list(manager.block_ids(name)), table)
 
 
 def one_owner(make: ManagerFactory, seed: int) -> None:
@@ -132,7 +129,7 @@ def one_owner(make: ManagerFactory, seed: int) -> None:
             manager.free(request)
         _allocate(manager, request, 1 + step * 3 % 12)
         held = [block for r in range(min(step + 1, 5)) for block in manager.block_ids(r)]
-        _expect(f"blocks with two owners after step {step}", len(held) - len(set(held)), 0)
+        expect(f"blocks with two owners after step {step}", len(held) - len(set(held)), 0)
 
 
 def own_lists(make: ManagerFactory, seed: int) -> None:
@@ -141,10 +138,10 @@ def own_lists(make: ManagerFactory, seed: int) -> None:
     given: list[Any] = [manager.allocate_slots("a", _BLOCK_SIZE)]
     given += [manager.append_slots("a", _BLOCK_SIZE), manager.block_ids("a")]
     for blocks in given:
-        if isinstance(blocks, list):
+        if hasattr(blocks, "append"):
             blocks.append(7)
             blocks[0] = 6
-    _expect("table after the caller changed its lists", list(manager.block_ids("a")), [1, 2])
+    expect("table after the caller changed its lists", list(manager.block_ids("a")), [1, 2])
 
 
 def random_history(make: ManagerFactory, seed: int) -> None:
@@ -167,14 +164,14 @@ def random_history(make: ManagerFactory, seed: int) -> None:
             added = -(-grown // _BLOCK_SIZE) + -tokens[request] // _BLOCK_SIZE
             possible = added <= before
             done = _succeeds(manager.append_slots, request, count)
-        _expect(f"whether step {step} was served, {before} blocks free", done, possible)
+        expect(f"whether step {step} was served, {before} blocks free", done, possible)
         if done:
             tokens[request] = grown
         held = [block for each in tokens for block in manager.block_ids(each)]
         needed = sum(-(-each // _BLOCK_SIZE) for each in tokens.values())
-        _expect(f"blocks held after step {step}", len(set(held)), needed)
-        _expect(f"free blocks after step {step}", manager.num_free_blocks, 31 - needed)
-        _expect(f"whether block 0 is held after step {step}", 0 in held, False)
+        expect(f"blocks held after step {step}", len(set(held)), needed)
+        expect(f"free blocks after step {step}", manager.num_free_blocks, 31 - needed)
+        expect(f"whether block 0 is held after step {step}", 0 in held, False)
 
 
 def preemption(make: ManagerFactory, seed: int) -> None:
@@ -184,20 +181,20 @@ def preemption(make: ManagerFactory, seed: int) -> None:
     _append(manager, "a", _BLOCK_SIZE + 1)
     _allocate(manager, "b", _BLOCK_SIZE)
     manager.free("a")
-    _expect("free blocks after the preemption", manager.num_free_blocks, 6)
-    _expect_raises("block_ids of a preempted request", manager.block_ids, "a")
-    _expect("blocks of the request, run again", len(_allocate(manager, "a", 17)), 5)
-    _expect("the other request's blocks", len(manager.block_ids("b")), 1)
+    expect("free blocks after the preemption", manager.num_free_blocks, 6)
+    expect_raises("block_ids of a preempted request", manager.block_ids, "a")
+    expect("blocks of the request, run again", len(_allocate(manager, "a", 17)), 5)
+    expect("the other request's blocks", len(manager.block_ids("b")), 1)
 
 
 def larger_than_the_pool(make: ManagerFactory, seed: int) -> None:
     """Known before it waits: `fits` counts the pool without its null block."""
     manager = make(8, _BLOCK_SIZE)
-    _expect("fits(the whole pool)", bool(manager.fits(7 * _BLOCK_SIZE)), True)
-    _expect("fits(one token more)", bool(manager.fits(7 * _BLOCK_SIZE + 1)), False)
-    _expect_raises("allocate_slots of more than the pool", manager.allocate_slots, "a", 29)
+    expect("fits(the whole pool)", bool(manager.fits(7 * _BLOCK_SIZE)), True)
+    expect("fits(one token more)", bool(manager.fits(7 * _BLOCK_SIZE + 1)), False)
+    expect_raises("allocate_slots of more than the pool", manager.allocate_slots, "a", 29)
     _allocate(manager, "b", 7 * _BLOCK_SIZE)
-    _expect("fits, whatever is in use", bool(manager.fits(7 * _BLOCK_SIZE)), True)
+    expect("fits, whatever is in use", bool(manager.fits(7 * _BLOCK_SIZE)), True)
 
 
 def double_free(make: ManagerFactory, seed: int) -> None:
@@ -205,10 +202,10 @@ def double_free(make: ManagerFactory, seed: int) -> None:
     manager = make(8, _BLOCK_SIZE)
     _allocate(manager, "a", 2 * _BLOCK_SIZE)
     manager.free("a")
-    _expect_raises("the second free", manager.free, "a")
-    _expect("free blocks after it", manager.num_free_blocks, 7)
+    expect_raises("the second free", manager.free, "a")
+    expect("free blocks after it", manager.num_free_blocks, 7)
     blocks = _allocate(manager, "b", 7 * _BLOCK_SIZE)
-    _expect("distinct blocks of the whole pool", len(set(blocks)), 7)
+    expect("distinct blocks of the whole pool", len(set(blocks)), 7)
 
 
 def unknown_request(make: ManagerFactory, seed: int) -> None:
@@ -221,17 +218,17 @@ def unknown_request(make: ManagerFactory, seed: int) -> None:
         ("append_slots", ("b", 1)),
         ("can_append", ("b", 1)),
     ):
-        _expect_raises(f"{name} of an unknown request", getattr(manager, name), *arguments)
-    _expect("free blocks after that", manager.num_free_blocks, 6)
+        expect_raises(f"{name} of an unknown request", getattr(manager, name), *arguments)
+    expect("free blocks after that", manager.num_free_blocks, 6)
 
 
 def same_request_twice(make: ManagerFactory, seed: int) -> None:
     """A request that holds blocks is not allocated anew."""
     manager = make(8, _BLOCK_SIZE)
     blocks = _allocate(manager, "a", _BLOCK_SIZE)
-    _expect_raises("a second allocation of one request", manager.allocate_slots, "a", 1)
-    _expect("its blocks", list(manager.block_ids("a")), blocks)
-    _expect("free blocks", manager.num_free_blocks, 6)
+    expect_raises("a second allocation of one request", manager.allocate_slots, "a", 1)
+    expect("its blocks", list(manager.block_ids("a")), blocks)
+    expect("free blocks", manager.num_free_blocks, 6)
 
 
 def _allocate(manager: Manager, request: Hashable, num_tokens: int) -> list[int]:
@@ -258,23 +255,6 @@ def _succeeds(call: Callable[..., Any], *arguments: Any) -> bool:
     except Exception:  # noqa: BLE001 (a manager raises what it likes)
         return False
     return True
-
-
-def _expect(what: str, found: Any, expected: Any) -> None:
-    if found != expected:
-        raise BrokenRule(f"{what}: got {found}, expected {expected}")
-
-
-def _expect_raises(what: str, call: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        found = call(*arguments)
-    except Exception:  # noqa: BLE001 (a manager raises what it likes)
-        return
-    _not_raised(what, found)
-
-
-def _not_raised(what: str, found: Any) -> NoReturn:
-    raise BrokenRule(f"{what} gave {found!r}, expected an exception")
 
 
 CHECKS: dict[str, Callable[[ManagerFactory, int], None]] = {

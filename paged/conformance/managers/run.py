@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
+from paged.conformance.managers import checks, feature_checks, prefix_checks
 from paged.conformance.managers.case import ManagerCase
 from paged.conformance.managers.cases import MANAGER_CASES
-from paged.conformance.managers.checks import CHECKS, BrokenRule
+from paged.conformance.managers.expect import BrokenRule
 from paged.conformance.managers.protocol import Manager, ManagerFactory
 from paged.conformance.managers.report import ManagerReport, ManagerResult
 from paged.conformance.managers.rules import MANAGER_RULES
 
 OURS = "paged.blocks:KVCacheManager"
+
+CHECKS = {**checks.CHECKS, **prefix_checks.CHECKS, **feature_checks.CHECKS}
+"""All procedures, by the word in `ManagerCase.check`."""
 
 Progress = Callable[[ManagerResult, int, int], None]
 """Called after each result with the number of results so far, and of all."""
@@ -73,8 +77,6 @@ def _run(
     missing = [word for word in case.needs if word not in features]
     if missing:
         return ManagerResult(case, "not_run", f"waits for {' and '.join(missing)}", seed)
-    if case.check is None:
-        return ManagerResult(case, "not_run", "no procedure for it is written yet", seed)
     start = time.perf_counter()
     status, reason = "passed", ""
     try:

@@ -6,6 +6,7 @@ print(report.killed, report.total, report.stand_in_killed)
 
 from paged.conformance.mutants.catalog import MUTANTS, mutants_of
 from paged.conformance.mutants.clone import clone
+from paged.conformance.mutants.managers import run_manager_mutants
 from paged.conformance.mutants.mutant import Mutant, StaleMutantError
 from paged.conformance.mutants.report import MutantResult, MutationReport
 from paged.conformance.mutants.run import run_mutants, select_mutants
@@ -18,6 +19,7 @@ __all__ = [
     "StaleMutantError",
     "clone",
     "mutants_of",
+    "run_manager_mutants",
     "run_mutants",
     "select_mutants",
 ]

@@ -34,23 +34,39 @@ def clone(backend: type, mutant: Mutant | None = None) -> Any:
         StaleMutantError: the mutant does not fit its module.
         ImportError: a private module is imported in a form that is not redirected.
     """
-    names = set(_package_of(backend))
     of_layouts = mutant is not None and mutant.module in _LAYOUTS
-    if of_layouts:
-        names.update(_LAYOUTS)
-    elif mutant is not None:
-        names.add(mutant.module)
-    modules = _PrivateModules(names, mutant)
-    copy: Any = modules.load(backend.__module__)
-    for part in backend.__qualname__.split("."):
-        copy = getattr(copy, part)
+    copy, modules = _private_class(backend, mutant, _LAYOUTS if of_layouts else ())
     if of_layouts:
         copy = _over_layouts(copy, modules.load("paged.layouts.layout").Layout)
     # A kernel for hardware is tried by its interpreter, as the suite tries it.
     faulty = getattr(copy(), "interpreted", copy)()
-    if mutant is not None and not modules.is_loaded(mutant.module):
-        raise ImportError(f"mutant {mutant.name!r}: {backend.__name__} never imports its module")
+    modules.require_loaded(backend)
     return faulty
+
+
+def clone_class(original: type, mutant: Mutant) -> Any:
+    """A private copy of a class, with a mutant's edit in its package, to be called like the class.
+
+    Raises:
+        StaleMutantError: the mutant does not fit its module.
+        ImportError: a private module is imported in a form that is not redirected, or never.
+    """
+    copy, modules = _private_class(original, mutant)
+    modules.require_loaded(original)
+    return copy
+
+
+def _private_class(
+    original: type, mutant: Mutant | None, others: Sequence[str] = ()
+) -> "tuple[Any, _PrivateModules]":
+    names = {*_package_of(original), *others}
+    if mutant is not None:
+        names.add(mutant.module)
+    modules = _PrivateModules(names, mutant)
+    copy: Any = modules.load(original.__module__)
+    for part in original.__qualname__.split("."):
+        copy = getattr(copy, part)
+    return copy, modules
 
 
 class _PrivateModules:
@@ -61,8 +77,11 @@ class _PrivateModules:
         self._mutant = mutant
         self._loaded: dict[str, ModuleType] = {}
 
-    def is_loaded(self, name: str) -> bool:
-        return name in self._loaded
+    def require_loaded(self, original: type) -> None:
+        """A mutant in a module that was never executed would prove nothing."""
+        if self._mutant is not None and self._mutant.module not in self._loaded:
+            name = self._mutant.name
+            raise ImportError(f"mutant {name!r}: {original.__name__} never imports its module")
 
     def load(self, name: str) -> ModuleType:
         if name in self._loaded:

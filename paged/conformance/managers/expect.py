@@ -1,0 +1,31 @@
+"""How a check says what it saw."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+class BrokenRule(Exception):
+    """What was seen and what was expected, against the rule of the case."""
+
+
+def expect(what: str, found: Any, expected: Any) -> None:
+    """State one fact.
+
+    Raises:
+        BrokenRule: it is not so.
+    """
+    if found != expected:
+        raise BrokenRule(f"{what}: got {found}, expected {expected}")
+
+
+def expect_raises(what: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    """State that a call is refused.
+
+    Raises:
+        BrokenRule: it was served.
+    """
+    try:
+        found = call(*arguments, **named)
+    except Exception:  # noqa: BLE001 (a manager raises what it likes)
+        return
+    raise BrokenRule(f"{what} gave {found!r}, expected an exception")
