@@ -111,7 +111,7 @@ def generate(
     if as_json:
         print_json({"outputs": [_as_json(output) for output in outputs], "stats": _stats(llm)})
         return
-    texts = [output.prompt + sample.text for output in outputs for sample in output.samples]
+    texts = [f"{output.prompt}{sample.text}" for output in outputs for sample in output.samples]
     typer.echo("\n---\n".join(texts))
     note(_summary(llm))
 
