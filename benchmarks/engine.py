@@ -53,7 +53,8 @@ CONFIG = ModelConfig(
 def paged_runner(
     model: Transformer, prompts: list[list[int]], options: dict[str, Any]
 ) -> tuple[Callable[[], list[list[int]]], LLM]:
-    llm = LLM(model, max_num_seqs=REQUESTS, **options)
+    # Each run would find the prompts of the one before.
+    llm = LLM(model, max_num_seqs=REQUESTS, enable_prefix_caching=False, **options)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
 
     def run() -> list[list[int]]:

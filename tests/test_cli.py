@@ -221,6 +221,23 @@ def test_sampling_is_repeatable_with_a_seed(folder):
     assert first == again
 
 
+def test_samples_and_beams(folder):
+    options = ("--max-tokens", "4", "--block-size", "4")
+    asked = ("generate", folder, "--prompt", "abcde", *options)
+    found = run_json(*asked, "--n", "3", "--seed", "1")
+    (output,) = found["outputs"]
+    assert [len(sample["token_ids"]) for sample in output["samples"]] == [4, 4, 4]
+    assert output["token_ids"] == output["samples"][0]["token_ids"]
+    # Eight tokens have slots at the end, two blocks; three samples share the first.
+    assert found["stats"]["peak_blocks"] == 1 + 3
+    assert found["stats"]["blocks"]["write_copies"] == 2
+    shown = run(*asked, "--beam-width", "2")
+    assert shown.stdout.count("abcde") == 2
+    assert "blocks" in shown.stderr
+    result = run(*asked, "--beam-width", "2", "--n", "3", "--seed", "1", code=2)
+    assert result.stderr == "paged: beam-width: got 2 beside --n, --seed, expected it alone\n"
+
+
 def test_demo(folder):
     found = run_json("demo", folder, "--max-tokens", "3")
     assert found["same_tokens"] is True

@@ -123,17 +123,18 @@ class BlockTable(Generic[DeviceArray]):
         self._num_blocks[row] = end
         self._lowest_changed = min(self._lowest_changed, row)
 
-    def follow(self, changes: TableChanges) -> None:
-        """Write the entries that a manager has written to its first group's tables, row by row.
+    def follow(self, changes: TableChanges, group: int = 0) -> None:
+        """Write the entries that a manager has written to the tables of one of its groups.
 
-        Rows are the manager's; an entry that lies behind a row's end makes the row longer.
+        Rows are the manager's. An entry that lies behind a row's end makes the row longer.
 
         Raises:
             ValueError: a row or a column that the table does not have.
         """
-        if not len(changes):
+        mine = changes.groups == group
+        rows, columns = changes.rows[mine], changes.columns[mine]
+        if not rows.size:
             return
-        rows, columns = changes.rows, changes.columns
         if rows.max() >= self._max_rows or columns.max() >= self._max_blocks:
             raise ValueError(
                 f"changes: got row {rows.max()} and column {columns.max()}, expected at most "
@@ -141,7 +142,7 @@ class BlockTable(Generic[DeviceArray]):
             )
         inner = np.arange(self._ratio, dtype=np.int32)
         places = columns[:, None] * self._ratio + inner
-        self._entries[rows[:, None], places] = changes.blocks[:, None] * self._ratio + inner
+        self._entries[rows[:, None], places] = changes.blocks[mine, None] * self._ratio + inner
         np.maximum.at(self._num_blocks, rows, columns + 1)
         self._lowest_changed = min(self._lowest_changed, int(rows.min()))
 

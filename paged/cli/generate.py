@@ -8,7 +8,7 @@ import typer
 from paged.cli.console import JsonOption, note, print_json
 
 if TYPE_CHECKING:
-    from paged.engine import LLM, SamplingParams
+    from paged.engine import LLM, RequestOutput, SamplingParams
 
 
 def generate(
@@ -23,6 +23,13 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampled tokens repeatable.")] = None,
+    n: Annotated[int, typer.Option(help="Samples of each prompt.")] = 1,
+    beam_width: Annotated[
+        int | None, typer.Option(help="Search for the likeliest texts instead of sampling.")
+    ] = None,
+    length_penalty: Annotated[
+        float, typer.Option(help="With beams: larger prefers longer texts.")
+    ] = 1.0,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")
     ] = None,
@@ -32,6 +39,9 @@ def generate(
     num_blocks: Annotated[
         int | None, typer.Option(help="Blocks in the pool, the null block included.")
     ] = None,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Whether prompts share what they have in common.")
+    ] = True,
     dtype: Annotated[
         str | None, typer.Option(help="Of parameters and cache; the model's by default.")
     ] = None,
@@ -45,12 +55,29 @@ def generate(
     \b
     Example:
       paged generate tiny-gqa --prompt "First Citizen:" --max-tokens 32 --temperature 0
+      paged generate tiny-gqa --prompt "ROMEO:" --n 4 --temperature 0.8
+      paged generate tiny-gqa --prompt "ROMEO:" --beam-width 4 --max-tokens 16
       paged generate tiny-gqa --prompt "ROMEO:" --layout pallas --backend xla --json
     """
     if not prompt:
         raise ValueError("prompt: got none, expected --prompt TEXT at least once")
     if stream and not as_json and len(prompt) > 1:
         raise ValueError(f"stream: got {len(prompt)} prompts, expected one (or --json)")
+    if stream and not as_json and n > 1:
+        raise ValueError(f"stream: got {n} samples, expected one (or --json)")
+    if beam_width is not None:
+        _refuse_beside_beams(
+            beam_width,
+            {
+                "n": n != 1,
+                "temperature": temperature != 1,
+                "top-k": top_k != 0,
+                "top-p": top_p != 1,
+                "seed": seed is not None,
+                "stop": bool(stop),
+                "stream": stream,
+            },
+        )
     # Here, so that `paged plan` and `--help` wait for no engine.
     from paged.engine import LLM, SamplingParams
 
@@ -61,6 +88,7 @@ def generate(
         seed=seed,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
+        n=n,
     )
     llm = LLM(
         model,
@@ -69,26 +97,43 @@ def generate(
         block_size=block_size,
         num_blocks=num_blocks,
         dtype=dtype,
+        enable_prefix_caching=prefix_caching,
     )
     if stream:
         _stream(llm, prompt, params, as_json)
         return
-    outputs = llm.generate(prompt, params, progress=False if as_json else None)
+    if beam_width is not None:
+        outputs = llm.beam_search(
+            prompt, beam_width=beam_width, max_tokens=max_tokens, length_penalty=length_penalty
+        )
+    else:
+        outputs = llm.generate(prompt, params, progress=False if as_json else None)
     if as_json:
-        listed = [
-            {
-                "prompt": output.prompt,
-                "text": output.text,
-                "token_ids": list(output.token_ids),
-                "finish_reason": output.finish_reason,
-            }
-            for output in outputs
-        ]
-        print_json({"outputs": listed, "stats": _stats(llm)})
+        print_json({"outputs": [_as_json(output) for output in outputs], "stats": _stats(llm)})
         return
-    for index, output in enumerate(outputs):
-        typer.echo(f"{'' if index == 0 else '---' + chr(10)}{output.prompt}{output.text}")
+    texts = [f"{output.prompt}{sample.text}" for output in outputs for sample in output.samples]
+    typer.echo("\n---\n".join(texts))
     note(_summary(llm))
+
+
+def _refuse_beside_beams(beam_width: int, asked: dict[str, bool]) -> None:
+    """A beam search draws nothing and ends at the model's own end tokens alone."""
+    if wrong := ", ".join(f"--{name}" for name, is_asked in asked.items() if is_asked):
+        raise ValueError(f"beam-width: got {beam_width} beside {wrong}, expected it alone")
+
+
+def _as_json(output: "RequestOutput") -> dict[str, Any]:
+    samples = [
+        {
+            "text": sample.text,
+            "token_ids": list(sample.token_ids),
+            "finish_reason": sample.finish_reason,
+        }
+        for sample in output.samples
+    ]
+    # The first stands for the prompt's output; the others are there where they were asked for.
+    others = {"samples": samples} if len(samples) > 1 else {}
+    return {"prompt": output.prompt, **samples[0], **others}
 
 
 def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: bool) -> None:
@@ -100,6 +145,7 @@ def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: b
             continue
         row = {
             "index": increment.index,
+            "sample": increment.sample,
             "text": increment.text,
             "token_ids": list(increment.token_ids),
             "finish_reason": increment.finish_reason,
@@ -120,8 +166,10 @@ def _stats(llm: "LLM") -> dict[str, Any]:
 
 def _summary(llm: "LLM") -> str:
     stats = _stats(llm)
+    blocks = stats["blocks"]
     return (
         f"[{stats['output_tokens']} tokens, {stats['output_tokens_per_second']:.0f} tokens/s after "
         f"{stats['compile_seconds']:.1f} s of compiling; layout {stats['layout']}, backend "
-        f"{stats['backend']}]"
+        f"{stats['backend']}; of {blocks['blocks']} blocks {stats['peak_blocks']} used at most, "
+        f"{blocks['write_copies']} copied; {blocks['hit_tokens']} prompt tokens from the cache]"
     )

@@ -187,9 +187,12 @@ class Engine:
 
     def _step(self) -> list[tuple[Request, int]]:
         parts = self.scheduler.schedule()
+        manager = self.scheduler.manager
+        used = manager.num_blocks - 1 - manager.num_free_blocks
+        self._stats.peak_blocks = max(self._stats.peak_blocks, used)
         done = self._pending
         # Copies come before the step that needs them, even where that step is a later one.
-        self._runner.copy(self.scheduler.manager.take_copies())
+        self._runner.copy(manager.take_copies())
         self._pending = self._runner.dispatch(parts, self._table.host) if parts else None
         if done is None and self._pending is None and self.scheduler.has_work:
             raise RuntimeError("requests wait, none runs and none can start: a scheduler's fault")

@@ -144,6 +144,8 @@ def pack(
         num_samples=num_samples if has_forks else None,
         num_candidates=_num_candidates(step),
     )
+    kept = [part.row if part.is_last_chunk else num_rows for part in ordered]
+    kept += [fork.row for fork in requests[len(ordered) :] if fork.row is not None]
     values: dict[str, Any] = {
         "tokens": _token_ids(ordered, shape.num_tokens),
         "positions": built.positions,
@@ -153,14 +155,7 @@ def pack(
         "query_start_loc": metadata.query_start_loc,
         "distribution": metadata.distribution,
         "last_tokens": built.last_tokens,
-        "rows": _padded(
-            [
-                *(part.row if part.is_last_chunk else num_rows for part in ordered),
-                *(fork.row for fork in requests[len(ordered) :]),
-            ],
-            num_samples,
-            num_rows,
-        ),
+        "rows": _padded(kept, num_samples, num_rows),
     }
     if has_forks:
         sources = [index for index, part in enumerate(ordered) for _ in part.forks]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from paged.engine.generation import Generation
 from paged.engine.outputs import Completion, Increment, RequestOutput
 from paged.engine.preemption import PreemptionCost, PreemptionMode
 from paged.engine.progress import RunProgress
+from paged.engine.prompts import Prompt, as_list, one_each, prompt_token_ids
 from paged.engine.resolving import resolve_layers
 from paged.engine.runner import Runner
 from paged.engine.sampling import SamplingParams
@@ -30,8 +30,8 @@ from paged.layouts import Layout
 from paged.models import Decoder, Tokenizer, load_model, load_tokenizer, resolve_model
 from paged.models.layers import Float32Param
 
-Prompt = str | Sequence[int]
-"""A text, or the token ids of one."""
+# No length to this power passes what a float holds.
+_MAX_PENALTY = 10
 
 
 class LLM:
@@ -252,9 +252,13 @@ class LLM:
         for name, value in (("beam_width", beam_width), ("max_tokens", max_tokens)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")
-        if isinstance(length_penalty, bool) or not isinstance(length_penalty, int | float):
-            raise ValueError(f"length_penalty: got {length_penalty!r}, expected a number")
-        listed = _as_list(prompts)
+        is_number = isinstance(length_penalty, int | float) and not isinstance(length_penalty, bool)
+        if not is_number or not -_MAX_PENALTY <= length_penalty <= _MAX_PENALTY:
+            raise ValueError(
+                f"length_penalty: got {length_penalty!r}, expected a number from "
+                f"{-_MAX_PENALTY} to {_MAX_PENALTY}"
+            )
+        listed = as_list(prompts)
         searches: list[BeamSearch] = []
         tokens: list[list[int]] = []
         try:
@@ -310,12 +314,12 @@ class LLM:
         priority: int | Sequence[int],
         cache_salt: str | Sequence[str | None] | None,
     ) -> list[Generation]:
-        listed = _as_list(prompts)
+        listed = as_list(prompts)
         params = [SamplingParams()] * len(listed) if params is None else params
         each = zip(
-            _one_each("params", params, len(listed), SamplingParams),
-            _one_each("priority", priority, len(listed), int),
-            _one_each("cache_salt", cache_salt, len(listed), str | None),
+            one_each("params", params, len(listed), SamplingParams),
+            one_each("priority", priority, len(listed), int),
+            one_each("cache_salt", cache_salt, len(listed), str | None),
             strict=True,
         )
         generations: list[Generation] = []
@@ -356,21 +360,7 @@ class LLM:
         ]
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError("prompt: got a string, expected token ids without a tokenizer")
-            ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, Sequence | np.ndarray):
-            ids = list(prompt)
-        else:
-            raise ValueError(f"prompt: got {prompt!r}, expected a string or token ids")
-        vocab = self.model.config.vocab_size
-        for place, token in enumerate(ids):
-            if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
-                raise ValueError(
-                    f"prompt[{place}]: got {token!r}, expected an integer 0 <= token < {vocab}"
-                )
-        return [int(token) for token in ids]
+        return prompt_token_ids(prompt, self.tokenizer, self.model.config.vocab_size)
 
     def _run(self, generations: list[Generation]) -> Iterator[Increment]:
         left = list(generations)
@@ -417,30 +407,6 @@ def _outputs(generations: Sequence[Generation]) -> list[RequestOutput]:
             list(own) for _, own in groupby(generations, lambda generation: generation.index)
         )
     ]
-
-
-def _one_each(name: str, values: Any, count: int, kind: Any) -> list[Any]:
-    """One value for each prompt, from one for all or one for each."""
-    if isinstance(values, kind):
-        return [values] * count
-    listed = list(values) if isinstance(values, Sequence) else [values]
-    if len(listed) != count:
-        raise ValueError(f"{name}: got {len(listed)}, expected one for each of {count} prompts")
-    for index, value in enumerate(listed):
-        if not isinstance(value, kind) or isinstance(value, bool):
-            known = getattr(kind, "__name__", str(kind))
-            raise ValueError(f"{name}[{index}]: got {value!r}, expected {known}")
-    return listed
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    listed: list[Any] = list(prompts)
-    # Integers mean that the whole is one prompt of token ids.
-    if listed and all(isinstance(item, int | np.integer) for item in listed):
-        return [listed]
-    return listed
 
 
 def _tokenizer_of(model: str | Path) -> Tokenizer | None:

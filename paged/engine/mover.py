@@ -31,12 +31,11 @@ class BlockMover:
         self._host: Caches = tuple(
             cache.with_data(_host_array(cache, num_host_blocks + 1)) for cache in caches
         )
-        # Blocks on their way to the host: read when the next step is dispatched, not before.
+        # Blocks on their way to the host. They are read a step later, when they have left anyway.
         self._leaving: list[tuple[np.ndarray, Sequence[jax.Array]]] = []
 
     def carry_out(self, caches: Caches, orders: CopyOrders) -> Caches:
         """The caches after all orders, which are dispatched; those given are spent."""
-        self.settle()
         if len(orders.swap_out):
             ids = _padded(orders.swap_out.src, 0)
             program = self._program("take", take_blocks, caches, ids)
@@ -52,7 +51,7 @@ class BlockMover:
         return caches
 
     def settle(self) -> None:
-        """Store what has left the device by now; waits for it where it has not."""
+        """Store what has left the device; waits for it where it has not."""
         for ids, taken in self._leaving:
             contents = [
                 np.asarray(blocks).take(range(ids.size), axis=cache.layout.block_axis)
@@ -62,7 +61,7 @@ class BlockMover:
         self._leaving.clear()
 
     def _swap_in(self, caches: Caches, orders: Copies) -> Caches:
-        # They may leave and come back at once.
+        # What came out since the last step may go back at once.
         self.settle()
         ids = _padded(orders.dst, -1)
         contents = take_blocks(self._host, _padded(orders.src, 0))

@@ -5,11 +5,11 @@ from typing import Literal, get_args
 
 PreemptionMode = Literal["auto", "recompute", "swap"]
 
-FLOPS_PER_BYTE_MOVED = {"cpu": 20.0, "gpu": 8000.0, "tpu": 8000.0}
+FLOPS_PER_BYTE_MOVED = {"cpu": 20.0, "cuda": 8000.0, "tpu": 8000.0}
 """Floating-point operations that a device does in the time in which one byte moves between it and
 the host, by platform. An estimate from data sheets, not a measurement: 400 TFLOP/s of matrix
 products in practice beside a PCIe 5.0 link of 50 GB/s; on a CPU 100 GFLOP/s beside copies at
-5 GB/s. What is not listed counts as a GPU."""
+5 GB/s. What is not listed counts as "cuda"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +40,5 @@ class PreemptionCost:
         """Whether moving `num_blocks` blocks out and in is cheaper than computing the tokens."""
         if self.mode != "auto":
             return self.mode == "swap"
-        per_byte = FLOPS_PER_BYTE_MOVED.get(self.platform, FLOPS_PER_BYTE_MOVED["gpu"])
+        per_byte = FLOPS_PER_BYTE_MOVED.get(self.platform, FLOPS_PER_BYTE_MOVED["cuda"])
         return 2 * num_blocks * self.block_bytes * per_byte < num_tokens * self.flops_per_token

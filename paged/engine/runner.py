@@ -136,7 +136,8 @@ class Runner:
         return self._programs.seconds
 
     def copy(self, orders: CopyOrders) -> None:
-        """Start the copies that come before the next step, and return at once."""
+        """Start the copies that come before the next step; call it before each, orders or not."""
+        self._mover.settle()
         if len(orders):
             self._caches = self._mover.carry_out(self._caches, orders)
 

@@ -25,6 +25,7 @@ class EngineStats:
         swaps: how many of these moved them to the host.
         compile_seconds: time spent to compile.
         compiled_shapes: programs compiled.
+        peak_blocks: most blocks that requests held at once, before a step.
         blocks: the block manager's; None before it was asked.
     """
 
@@ -39,6 +40,7 @@ class EngineStats:
     swaps: int = 0
     compile_seconds: float = 0.0
     compiled_shapes: int = 0
+    peak_blocks: int = 0
     blocks: Stats | None = None
 
     @property

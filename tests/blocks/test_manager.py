@@ -244,3 +244,16 @@ def test_check_integrity_finds_a_block_twice_in_one_request():
     holding(manager, "a").tables[0][1] = 1
     with pytest.raises(IntegrityError, match="distinct blocks of request 'a': found 1, expected 2"):
         manager.check_integrity()
+
+
+def test_blocks_may_be_asked_to_stay_free():
+    manager = KVCacheManager(6, 4, watermark=1)
+    prompt = manager.prompt(range(12))
+    # Three of five blocks; the watermark is for when somebody runs.
+    assert manager.can_admit(prompt, spare=2)
+    assert not manager.can_admit(prompt, spare=3)
+    manager.allocate_slots("a", 4)
+    assert manager.can_admit(prompt)
+    assert not manager.can_admit(prompt, spare=2)
+    with pytest.raises(ValueError, match="spare: got -1, expected an integer of at least 0"):
+        manager.can_admit(prompt, spare=-1)

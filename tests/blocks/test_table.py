@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from paged.blocks import BlockTable
+from paged.blocks import BlockTable, TableChanges
 
 
 class Device:
@@ -64,6 +64,32 @@ def test_kernel_blocks_by_hand():
     table.add_row(1, [5])
     with pytest.raises(ValueError, match=r"got 32 at index 0, expected less than 32: row 1 has 1"):
         table.slot_mapping(np.array([1]), np.array([32]))
+
+
+def test_rows_follow_a_manager():
+    table = make(block_size=4, kernel_block_size=2)
+    table.add_row(0, [5])
+    table.add_row(2, [5, 6])
+    table.commit(4)
+    # Row 2's last block is replaced by a copy and one added; the other entry is another group's.
+    changes = TableChanges.of([(2, 0, 1, 7), (2, 0, 2, 8), (0, 1, 0, 9), (0, 0, 1, 3)])
+    table.follow(changes)
+    assert table.host.tolist() == [
+        [10, 11, 6, 7, 0, 0],
+        [0] * 6,
+        [10, 11, 14, 15, 16, 17],
+        [0] * 6,
+    ]
+    assert [table.num_blocks(row) for row in range(4)] == [2, 0, 3, 0]
+    assert table.commit(4).tolist() == table.host.tolist()
+    table.follow(changes, group=1)
+    assert table.host[0].tolist() == [18, 19, 6, 7, 0, 0]
+    before = state(table)
+    table.follow(TableChanges.of(()))
+    for change in ((4, 0, 0, 1), (0, 0, 3, 1)):
+        with pytest.raises(ValueError, match="expected at most 3 and 2"):
+            table.follow(TableChanges.of([change]))
+    assert state(table) == before
 
 
 def test_rows_move_swap_and_clear():

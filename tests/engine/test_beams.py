@@ -86,7 +86,7 @@ def dense_logprobs(tiny_model):
     return of
 
 
-def dense_search(logprobs_of, prompt, width, max_tokens, length_penalty):
+def dense_search(logprobs_of, prompt, width, max_tokens, length_penalty, ends=(END,)):
     """What `BeamSearch` says, over the whole vocabulary and to the very end."""
     beams, ended = [((), 0.0)], []
     for length in range(1, max_tokens + 1):
@@ -101,9 +101,9 @@ def dense_search(logprobs_of, prompt, width, max_tokens, length_penalty):
             if len(following) == width:
                 break
             grown = (*beams[place][0], token), -negative
-            if token == END or length == max_tokens:
+            if token in ends or length == max_tokens:
                 ended.append((grown[1] / length**length_penalty, *grown))
-            if token != END:
+            if token not in ends:
                 following.append(grown)
         beams = following
     return [tokens for _, tokens, _ in sorted(ended, key=lambda found: -found[0])[:width]]
@@ -127,6 +127,24 @@ def test_beams_are_those_of_a_search_without_a_cache(
     manager = llm._engine.scheduler.manager
     manager.check_integrity()
     assert manager.num_free_blocks == manager.num_blocks - 1
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, -1.0])
+def test_end_tokens_among_the_likeliest(llm, dense_logprobs, prompts, length_penalty, monkeypatch):
+    prompt = prompts[6]
+    options = {"beam_width": 3, "max_tokens": 8, "length_penalty": length_penalty}
+    found = llm.beam_search(prompt, **options)[0].samples
+    # What would have come at several lengths ends it.
+    ends = frozenset({END, *(sample.token_ids[2 + i] for i, sample in enumerate(found))})
+    monkeypatch.setattr(llm._engine, "_eos_token_ids", ends)
+    ended = llm.beam_search(prompt, **options)[0].samples
+    expected = dense_search(dense_logprobs, prompt, 3, 8, length_penalty, ends)
+    assert [tuple(sample.token_ids) for sample in ended] == expected
+    assert "stop" in {sample.finish_reason for sample in ended}
+    for sample in ended:
+        assert (sample.token_ids[-1] in ends) == (sample.finish_reason == "stop")
+        shown = sample.token_ids[: -1 if sample.finish_reason == "stop" else None]
+        assert sample.text == llm.tokenizer.decode(shown)
 
 
 def test_one_beam_is_greedy(llm, prompts):
@@ -153,6 +171,7 @@ def test_beams_beside_a_request(llm, prompts):
         ({"beam_width": 9}, "beam_width: got 9, expected at most max_num_seqs, which is 8"),
         ({"beam_width": 2, "max_tokens": True}, "max_tokens: got True, expected an integer"),
         ({"beam_width": 2, "length_penalty": "1"}, "length_penalty: got '1', expected a number"),
+        ({"beam_width": 2, "length_penalty": float("nan")}, "got nan, expected a number from -10"),
         ({"beam_width": 8, "max_tokens": 120}, r"8 beams of up to 120 .* need 248 blocks, .* 199"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from paged.engine import LLM, SamplingParams
 from paged.engine.preemption import FLOPS_PER_BYTE_MOVED, PreemptionCost
 
-DRAWN = SamplingParams(temperature=0.8, top_k=40, max_tokens=12, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True)
 
 
 def load(prompts):

@@ -6,7 +6,7 @@ import numpy as np
 
 from paged.blocks import BlockTable
 from paged.engine import SamplingParams
-from paged.engine.inputs import pack, resolve_tokens, unpack
+from paged.engine.inputs import pack, resolve_tokens, samplers, unpack
 from paged.engine.request import Request
 from paged.engine.scheduler import Scheduled
 from paged.metadata import MetadataBuilder
@@ -57,3 +57,28 @@ def test_sampling_parameters_travel_bit_by_bit():
     assert sampling.top_k[:3].tolist() == [7, 7, 0]
     assert sampling.seed[:2].tolist() == [[0, 6], [1, 5]]
     assert sampling.output_index[:2].tolist() == [1, 0]
+
+
+def test_forks_draw_from_the_row_that_ends_their_prompt():
+    table = BlockTable(4, 8, 2, device_put=np.asarray)
+    table.add_row(0, [3, 1])
+    table.add_row(1, [5])
+    params = SamplingParams(temperature=0.5)
+    first, other = (Request(n, [10, 11, 12], params, 6 + n, max_output_tokens=9) for n in (0, 2))
+    other.row = 3
+    decode = Request(1, [20], params, seed=9, max_output_tokens=9, output_token_ids=[21])
+    step = [Scheduled(first, 0, 0, 3, True, 0, (other,)), Scheduled(decode, 1, 1, 1, True, 1)]
+    shape, packed, ordered = pack(step, builder=MetadataBuilder(2), block_table=table.host)
+    # The decode's row, the prompt's, and once more the prompt's.
+    assert samplers(ordered) == [decode, first, other]
+    assert shape.num_samples == shape.num_seqs == 8
+    inputs = jax.jit(unpack, static_argnums=(0, 2))(shape, packed, 2)
+    assert inputs.logit_rows is not None
+    assert inputs.logit_rows[:4].tolist() == [0, 1, 1, 0]
+    assert inputs.rows[:4].tolist() == [1, 0, 3, 4]
+    assert inputs.sampling.seed[:4, 1].tolist() == [9, 6, 8, 0]
+    assert inputs.sampling.output_index[:3].tolist() == [1, 0, 0]
+    # Without forks nothing of this is part of the step.
+    alone, _, _ = pack(step[1:], builder=MetadataBuilder(2), block_table=table.host)
+    assert alone.num_samples is None
+    assert "logit_rows" not in alone.fields

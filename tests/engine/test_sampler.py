@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.engine.sampler import RowSampling, sample
+from paged.engine.sampler import RowSampling, likeliest, sample
 
 
 def rows(count, *, temperature=1.0, top_p=1.0, top_k=0, seed=0, output_index=None):
@@ -89,3 +89,12 @@ def test_a_token_depends_on_its_seed_and_index_and_not_on_its_row():
     assert sample(logits, rows(30, seed=8)).tolist() != forward
     high = rows(30)._replace(seed=jnp.asarray([[1, 7]] * 30, jnp.uint32))
     assert sample(logits, high).tolist() != forward
+
+
+def test_the_likeliest_tokens_in_order_of_equals_the_smaller_first():
+    logits = jnp.log(jnp.asarray([[0.1, 0.4, 0.1, 0.4], [0.7, 0.1, 0.1, 0.1]]))
+    logprobs, tokens = likeliest(logits + 3.0, 3)
+    assert tokens.tolist() == [[1, 3, 0], [0, 1, 2]]
+    assert np.allclose(np.exp(logprobs), [[0.4, 0.4, 0.1], [0.7, 0.1, 0.1]])
+    # No more than there are.
+    assert likeliest(logits, 8)[1].shape == (2, 4)
