@@ -32,8 +32,8 @@ class CpuBackend(KernelBackend):
     ValueError, from a compiled program it is JAX's error with the same words.
 
     Args:
-        path: kernels to take, "avx512", "avx2", "baseline" (SSE2 or NEON) or "scalar"; by default
-            what `PAGED_CPU_PATH` names, and without it the fastest that the machine runs.
+        path: kernels to take, "avx512_bf16", "avx512", "avx2", "baseline" (SSE2 or NEON) or
+            "scalar"; by default what `PAGED_CPU_PATH` names, and without it the fastest that the machine runs.
         threads: at most so many of XLA's threads; all by default.
         library: another build of the kernels.
     """
