@@ -33,7 +33,8 @@ class CpuBackend(KernelBackend):
 
     Args:
         path: kernels to take, "avx512_bf16", "avx512", "avx2", "baseline" (SSE2 or NEON) or
-            "scalar"; by default what `PAGED_CPU_PATH` names, and without it the fastest that the machine runs.
+            "scalar"; by default what `PAGED_CPU_PATH` names, and without it the fastest that the
+            machine runs.
         threads: at most so many of XLA's threads; all by default.
         library: another build of the kernels.
     """
