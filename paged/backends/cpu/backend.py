@@ -142,14 +142,14 @@ class CpuBackend(KernelBackend):
         edited: Mapping[str, str],
         *,
         path: str = "scalar",
-        flags: Iterable[str] = ("-O1",),
+        flags: Iterable[str] = ("-O0",),
     ) -> "CpuBackend":
         """The backend compiled once more, from other sources or with other flags.
 
         Args:
             edited: the text of each source that differs, by file name.
             path: the kernels that are compiled; "scalar" is the quickest.
-            flags: for the compiler.
+            flags: for the compiler; by default those that make the shortest build.
 
         Raises:
             BuildError: what the compiler says.
