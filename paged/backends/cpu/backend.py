@@ -32,8 +32,9 @@ class CpuBackend(KernelBackend):
     ValueError, from a compiled program it is JAX's error with the same words.
 
     Args:
-        path: kernels to take, "avx512", "avx2", "baseline" (SSE2 or NEON) or "scalar"; by default
-            what `PAGED_CPU_PATH` names, and without it the fastest that the machine runs.
+        path: kernels to take, "avx512_bf16", "avx512", "avx2", "baseline" (SSE2 or NEON) or
+            "scalar"; by default what `PAGED_CPU_PATH` names, and without it the fastest that the
+            machine runs.
         threads: at most so many of XLA's threads; all by default.
         library: another build of the kernels.
     """
@@ -141,14 +142,14 @@ class CpuBackend(KernelBackend):
         edited: Mapping[str, str],
         *,
         path: str = "scalar",
-        flags: Iterable[str] = ("-O1",),
+        flags: Iterable[str] = ("-O0",),
     ) -> "CpuBackend":
         """The backend compiled once more, from other sources or with other flags.
 
         Args:
             edited: the text of each source that differs, by file name.
             path: the kernels that are compiled; "scalar" is the quickest.
-            flags: for the compiler.
+            flags: for the compiler; by default those that make the shortest build.
 
         Raises:
             BuildError: what the compiler says.

@@ -46,7 +46,11 @@ Paths = Mapping[str, tuple[int, tuple[str, ...]]]
 _EVERYWHERE: Paths = {"baseline": (4, ()), "scalar": (1, ())}
 """What every processor of a family has: SSE2, or NEON. One number at a time proves the rest."""
 
-_ON_X86: Paths = {"avx512": (16, _AVX512), "avx2": (8, _AVX2)}
+_ON_X86: Paths = {
+    "avx512_bf16": (16, (*_AVX512, "-mavx512bf16")),
+    "avx512": (16, _AVX512),
+    "avx2": (8, _AVX2),
+}
 
 
 class BuildError(RuntimeError):

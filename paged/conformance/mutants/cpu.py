@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "positions",
         before="call.seq_lens[item.seq] - query_len + item.query_begin",
         after="call.seq_lens[item.seq] - query_len",
-        likely=("lengths/query_tiles",),
+        likely=("heads/group_16",),
     ),
     _attend(
         "keys of the neighbouring head",
@@ -72,8 +72,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _attend(
         "queries of a head in the wrong order",
         "heads",
-        before="head * call.group + r % call.group;\n        float* at",
-        after="r % call.group * call.kv_heads + head;\n        float* at",
+        before="call.heads() + head * call.group + r % call.group;",
+        after="call.heads() + r % call.group * call.kv_heads + head;",
     ),
     _attend(
         "scale * 1.01",

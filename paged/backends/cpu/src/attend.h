@@ -29,6 +29,7 @@ struct Scratch {
   int64_t* offsets;
   Run* runs;
   float *queries, *out, *peak, *total;             // [heads, rows, ..]
+  uint16_t* narrow_queries;                        // likewise, in bfloat16
   float *logits, *kept, *keys, *values, *panels;   // of one head and tile
 
   int64_t bytes;
@@ -45,6 +46,7 @@ struct Scratch {
     offsets = reinterpret_cast<int64_t*>(take(kMostTile, 8));
     runs = reinterpret_cast<Run*>(take(Runs::most(kMostTile, heads), sizeof(Run)));
     queries = floats(heads * rows * dim);
+    narrow_queries = reinterpret_cast<uint16_t*>(take(heads * rows * dim, 2));
     out = floats(heads * rows * value_dim);
     peak = floats(heads * rows);
     total = floats(heads * rows);
@@ -68,6 +70,7 @@ struct Worker {
   int64_t rows, dim, value_dim;  // rows of a head: queries times group; widths with padding
   int64_t first_position;        // of the item's first query
   bool is_latent;
+  bool is_narrow;  // whether queries are multiplied in bfloat16
 
   Worker(const Attend& call, const Item& item, char* base)
       : call(call),
@@ -80,6 +83,10 @@ struct Worker {
         value_dim(padded(call.value_dim)),
         is_latent(call.strides.to_value == 0) {
     const int64_t query_len = call.starts[item.seq + 1] - call.starts[item.seq];
+    // Such products are exact, and so are those of numbers converted to float32 before.
+    is_narrow = kMultipliesBFloat16 && std::is_same_v<T, BFloat16> &&
+                call.query_type == Type::kBFloat16 && call.dim % (2 * kLanes) == 0 &&
+                call.strides.dim == 1 && rows < kRowsToPack;
     first_position = call.seq_lens[item.seq] - query_len + item.query_begin;
   }
 
@@ -106,6 +113,12 @@ struct Worker {
       const auto* query = static_cast<const typename Q::Stored*>(call.query);
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = token(r / call.group) * call.heads() + head * call.group + r % call.group;
+        if (is_narrow) {
+          std::memcpy(
+              scratch.narrow_queries + (h * rows + r) * dim, query + row * call.dim,
+              size_t(call.dim) * 2);
+          continue;
+        }
         float* at = scratch.queries + (h * rows + r) * dim;
         int64_t d = 0;
         for (; d + kLanes <= call.dim; d += kLanes) {
@@ -155,7 +168,21 @@ struct Worker {
           {next_keys, scratch.offsets, has_next ? count : 0, size, call.dim * size}, &ahead,
           ahead.lines / 2};
     }
+    const auto use_values = [&](const auto& value_rows) {
+      weigh(h, begin, count);
+      multiply(
+          scratch.logits, kMostTile, rows, value_rows, call.value_dim, count, scratch.kept,
+          scratch.out + h * rows * value_dim, value_dim, with_values);
+    };
     const auto with_rows = [&](const auto& key_rows, const auto& value_rows) {
+      if constexpr (kMultipliesBFloat16 && std::is_same_v<T, BFloat16>) {
+        if (is_narrow) {
+          dots(
+              scratch.narrow_queries + h * rows * dim, dim, rows, stored_keys, count, call.dim,
+              scratch.logits, kMostTile, with_keys);
+          return use_values(value_rows);
+        }
+      }
       using Read = typename std::decay_t<decltype(key_rows)>::Type;
       if (std::is_same_v<Read, Float32> && rows >= kRowsToPack) {
         pack_columns(key_rows, count, call.dim, scratch.panels);
@@ -165,10 +192,7 @@ struct Worker {
         dots(
             queries, dim, rows, key_rows, count, call.dim, scratch.logits, kMostTile, with_keys);
       }
-      weigh(h, begin, count);
-      multiply(
-          scratch.logits, kMostTile, rows, value_rows, call.value_dim, count, scratch.kept,
-          scratch.out + h * rows * value_dim, value_dim, with_values);
+      use_values(value_rows);
     };
     const bool is_plain = call.strides.dim == 1;
     if (is_plain && rows < kRowsToConvert) return with_rows(stored_keys, stored_values);
@@ -194,7 +218,7 @@ struct Worker {
       const int64_t first = call.window == 0 ? 0 : position + 1 - call.window - begin;
       scratch.kept[r] = weigh_row(
           scratch.logits + r * kMostTile, count, first < 0 ? 0 : first, last < count ? last : count,
-          call.soft_cap, scratch.peak + h * rows + r, scratch.total + h * rows + r);
+          is_narrow ? call.scale : 1.0f, call.soft_cap, scratch.peak + h * rows + r, scratch.total + h * rows + r);
     }
   }
 

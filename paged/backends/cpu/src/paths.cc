@@ -5,6 +5,9 @@
 namespace paged {
 
 // The build defines PAGED_HAS_... for each one that it compiles.
+#ifdef PAGED_HAS_avx512_bf16
+extern const Kernels kernels_avx512_bf16;
+#endif
 #ifdef PAGED_HAS_avx512
 extern const Kernels kernels_avx512;
 #endif
@@ -18,12 +21,16 @@ extern const Kernels kernels_scalar;
 
 std::vector<const Kernels*> usable_paths() {
   std::vector<const Kernels*> usable;
-#ifdef PAGED_HAS_avx512
+#if defined(PAGED_HAS_avx512) || defined(PAGED_HAS_avx512_bf16)
   // These also ask the operating system whether it keeps the registers.
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    usable.push_back(&kernels_avx512);
-  }
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+#ifdef PAGED_HAS_avx512_bf16
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16")) usable.push_back(&kernels_avx512_bf16);
+#endif
+#ifdef PAGED_HAS_avx512
+  if (has_avx512) usable.push_back(&kernels_avx512);
 #endif
 #ifdef PAGED_HAS_avx2
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -6,6 +6,8 @@
 // that were packed as columns. A block of the result stays in registers over all that is summed.
 #pragma once
 
+#include <type_traits>
+
 #include "ahead.h"
 #include "numbers.h"
 
@@ -41,18 +43,42 @@ struct EvenRows {
   PAGED_INLINE const float* operator[](int64_t row) const { return base + row * step; }
 };
 
-// logits[r][k] = queries[r] . keys[k] for kRows queries and kLanes / kRows keys.
-template <int kRows, typename Rows>
+// Whether two vectors of bfloat16 are multiplied as they are, pairs of products added in float32:
+// twice the products of an instruction, and nothing to convert.
+#if defined(__AVX512BF16__) && PAGED_LANES == 16
+constexpr bool kMultipliesBFloat16 = true;
+PAGED_INLINE Floats add_products(Floats sum, const uint16_t* a, const uint16_t* b) {
+  return (Floats)_mm512_dpbf16_ps(
+      (__m512)sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_loadu_si512(b));
+}
+#else
+constexpr bool kMultipliesBFloat16 = false;
+PAGED_INLINE Floats add_products(Floats sum, const uint16_t*, const uint16_t*) { return sum; }
+#endif
+
+// logits[r][k] = queries[r] . keys[k] for kRows queries and kLanes / kRows keys. Queries in bfloat16
+// only for keys in it, where such are multiplied, and for widths that are multiples of 2 * kLanes.
+template <int kRows, typename Query, typename Rows>
 PAGED_INLINE void dot_block(
-    const float* queries, int64_t query_step, const Rows& keys, int64_t key, int64_t dim,
+    const Query* queries, int64_t query_step, const Rows& keys, int64_t key, int64_t dim,
     float* logits, int64_t logit_step) {
   using T = typename Rows::Type;
   constexpr int kKeys = kLanes / kRows;
   Floats products[kLanes] = {};
   const typename T::Stored* at[kKeys];
   for (int k = 0; k < kKeys; ++k) at[k] = keys[key + k];
+  constexpr bool kIsNarrow = std::is_same_v<Query, uint16_t>;
   const int64_t whole = dim / kLanes * kLanes;
-  for (int64_t d = 0; d < whole; d += kLanes) {
+  for (int64_t d = 0; d < whole; d += kIsNarrow ? 2 * kLanes : kLanes) {
+    if constexpr (kIsNarrow) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int k = 0; k < kKeys; ++k) {
+          Floats& product = products[r * kKeys + k];
+          product = add_products(product, queries + r * query_step + d, at[k] + d);
+        }
+      }
+      continue;
+    }
     Floats held[kKeys];
     for (int k = 0; k < kKeys; ++k) held[k] = T::read(at[k] + d);
     for (int r = 0; r < kRows; ++r) {
@@ -74,9 +100,9 @@ PAGED_INLINE void dot_block(
   }
 }
 
-template <int kRows, typename Rows>
+template <int kRows, typename Query, typename Rows>
 PAGED_INLINE void dot_rows(
-    const float* queries, int64_t query_step, const Rows& keys, int64_t count, int64_t dim,
+    const Query* queries, int64_t query_step, const Rows& keys, int64_t count, int64_t dim,
     float* logits, int64_t logit_step, Fetch fetch) {
   constexpr int kKeys = kLanes / kRows;
   for (int64_t key = 0; key < count; key += kKeys) {
@@ -87,12 +113,12 @@ PAGED_INLINE void dot_rows(
 
 // Queries are padded with zeros to whole vectors. `keys` has rows up to a multiple of kLanes of
 // `count`, and so has each row of logits.
-template <typename Rows>
+template <typename Query, typename Rows>
 void dots(
-    const float* queries, int64_t query_step, int64_t rows, const Rows& keys, int64_t count,
+    const Query* queries, int64_t query_step, int64_t rows, const Rows& keys, int64_t count,
     int64_t dim, float* logits, int64_t logit_step, Fetch fetch) {
   for (int64_t r = 0; r < rows;) {
-    const float* some = queries + r * query_step;
+    const Query* some = queries + r * query_step;
     float* at = logits + r * logit_step;
     if (kLanes >= 4 && rows - r >= 4) {
       dot_rows<kLanes >= 4 ? 4 : 1>(

@@ -22,17 +22,18 @@ PAGED_INLINE Floats capped(Floats logits, float cap) {
 // see becomes 0.
 //
 // Args:
+//   scale: what the logits are still to be multiplied with.
 //   peak, total: the row's largest logit so far and the sum of its weights.
 // Returns: what earlier weights and values are to be multiplied with.
 PAGED_INLINE float weigh_row(
-    float* logits, int64_t count, int64_t begin, int64_t end, float cap, float* peak,
+    float* logits, int64_t count, int64_t begin, int64_t end, float scale, float cap, float* peak,
     float* total) {
   const Ints lanes = lane_numbers();
   const Floats none = splat(kNone);
   Floats most = none;
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   for (int64_t k = 0; k < padded; k += kLanes) {
-    Floats some = load<Floats>(logits + k);
+    Floats some = load<Floats>(logits + k) * scale;
     if (cap != 0.0f) some = capped(some, cap);
     if (k < begin || k + kLanes > end) {
       const Ints at = lanes + int32_t(k);

@@ -1,0 +1,222 @@
+"""Attention kernels of one device in one run: ours, peers, and what the machine could do.
+
+    python benchmarks/kernels.py --device cpu
+    python benchmarks/kernels.py --device cpu --case "decode/*" --runs 10 --json -
+
+Each case runs every variant in turns, each turn beginning with another, and takes medians; on a
+machine that others use too, `--figure fastest` shows the fastest turns instead. `limit`
+reads as many bytes as the case's keys and values have, with all cores, as a sum of float32;
+`share` is the part of that bandwidth that a variant has. `sdpa` is torch's attention over a dense
+cache, the query group packed into the query axis: (requests, KV heads, group, width), no paging.
+vLLM is named where it can be imported, and not measured.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+# torch's threads would spin between operations, against XLA's. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from paged import AttentionSpec, KVCacheSpec, MetadataBuilder
+from paged.backends.cpu import CpuBackend
+from paged.backends.xla import XlaBackend
+from paged.dtypes import is_quantized
+from paged.layouts import LAYOUTS, KVCache
+
+Call = Callable[[], Any]
+
+LATENT = AttentionSpec(16, 1, 576, 576**-0.5, kv_lora_rank=512, qk_rope_head_dim=64)
+HEADS = AttentionSpec(32, 8, 128, 128**-0.5)
+KV_LAYOUTS = [layout.name for layout in LAYOUTS.values() if not layout.is_latent]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step: sequences of one length, the same number of queries in each."""
+
+    name: str
+    num_seqs: int
+    seq_len: int
+    dtype: str
+    query_len: int = 1
+    layout: str = "flashinfer"
+    block_size: int = 16
+    spec: AttentionSpec = HEADS
+
+    @property
+    def bytes_read(self) -> int:
+        cache = KVCacheSpec.of(self.spec, block_size=self.block_size, dtype=self.dtype)
+        return self.num_seqs * self.seq_len * cache.bytes_per_token
+
+    @property
+    def flops(self) -> int:
+        """Of both products, below the causal edge."""
+        seen = self.query_len * self.seq_len - self.query_len * (self.query_len - 1) // 2
+        per_key = 2 * self.spec.num_heads * (self.spec.head_dim + self.spec.value_dim)
+        return self.num_seqs * seen * per_key
+
+
+def cases() -> Iterator[Case]:
+    for dtype in ("bfloat16", "float32", "int8"):
+        for num_seqs, seq_len in ((16, 1024), (1, 32768), (64, 256)):
+            yield Case(f"decode/{num_seqs}x{seq_len}/{dtype}", num_seqs, seq_len, dtype)
+    for layout in KV_LAYOUTS:
+        for size in (1, 16, 128):
+            name = f"layout/{layout}/block_{size}"
+            yield Case(name, 16, 1024, "bfloat16", layout=layout, block_size=size)
+    yield Case("prefill/1x1024/float32", 1, 1024, "float32", query_len=1024)
+    for dtype in ("bfloat16", "float32"):
+        yield Case(f"mla/16x1024/{dtype}", 16, 1024, dtype, layout="mla", spec=LATENT)
+
+
+def ours(case: Case) -> dict[str, Call]:
+    """Backends of this project over one paged cache, compiled."""
+    rng = np.random.default_rng(0)
+    spec, blocks = case.spec, -(-case.seq_len // case.block_size)
+    num_blocks = case.num_seqs * blocks + 1
+    table = rng.permutation(np.arange(1, num_blocks, dtype=np.int32))
+    step = MetadataBuilder(case.block_size).build(
+        [(row, case.query_len) for row in range(case.num_seqs)],
+        block_table=table.reshape(case.num_seqs, blocks),
+        num_computed=np.full(case.num_seqs, case.seq_len - case.query_len),
+    )
+    metadata = step.metadata.map(jnp.asarray)
+    cache_spec = KVCacheSpec.of(spec, block_size=case.block_size, dtype=case.dtype)
+    scale = jnp.float32(0.03) if is_quantized(case.dtype) else None
+    cache = KVCache.allocate(cache_spec, case.layout, num_blocks, k_scale=scale, v_scale=scale)
+    data = rng.standard_normal(cache.data.shape, np.float32) * (40 if scale is not None else 1)
+    cache = cache.with_data(jnp.asarray(data).astype(cache.data.dtype))
+    query_dtype = "bfloat16" if is_quantized(case.dtype) else case.dtype
+    shape = (metadata.num_tokens, spec.num_heads, spec.head_dim)
+    query = jnp.asarray(rng.standard_normal(shape, np.float32), query_dtype)
+
+    def call(backend: Any) -> Call:
+        attend = jax.jit(lambda *given: backend.attend(*given, spec))
+        return lambda: jax.block_until_ready(attend(query, cache, metadata))
+
+    return {"cpu": call(CpuBackend()), "xla": call(XlaBackend())}
+
+
+def peers(case: Case) -> dict[str, Call]:
+    """torch over a dense cache, and the sum that reads memory."""
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    numbers = torch.ones(max(case.bytes_read, 64 << 20) // 4)
+    found: dict[str, Call] = {"limit": lambda: numbers.sum()}
+    if is_quantized(case.dtype):
+        return found
+    dtype, spec = getattr(torch, case.dtype), case.spec
+    rows = spec.group_size if case.query_len == 1 else case.query_len
+    heads = spec.num_kv_heads if case.query_len == 1 else spec.num_heads
+    query = torch.randn(case.num_seqs, heads, rows, spec.head_dim).to(dtype)
+    key = torch.randn(case.num_seqs, heads, case.seq_len, spec.head_dim).to(dtype)
+    value = torch.randn(case.num_seqs, heads, case.seq_len, spec.value_dim).to(dtype)
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def sdpa() -> Any:
+        return attend(query, key, value, scale=spec.scale, is_causal=case.query_len > 1)
+
+    return {**found, "sdpa": sdpa}
+
+
+def in_turns(calls: dict[str, Call], runs: int) -> dict[str, list[float]]:
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for call in calls.values():
+        call()
+    for turn in range(runs):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            calls[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def measured(case: Case, runs: int) -> dict[str, Any]:
+    seconds = in_turns({**ours(case), **peers(case)}, runs)
+    return {
+        "case": case.name,
+        "median": figures(case, {name: statistics.median(each) for name, each in seconds.items()}),
+        "fastest": figures(case, {name: min(each) for name, each in seconds.items()}),
+    }
+
+
+def figures(case: Case, seconds: dict[str, float]) -> dict[str, dict[str, float]]:
+    """What each variant's time comes to."""
+    limit = max(case.bytes_read, 64 << 20) / seconds["limit"]
+    return {
+        name: {
+            "milliseconds": each * 1e3,
+            "gb_per_s": limit / 1e9 if name == "limit" else case.bytes_read / each / 1e9,
+            "share": 1.0 if name == "limit" else case.bytes_read / each / limit,
+            "gflop_per_s": 0.0 if name == "limit" else case.flops / each / 1e9,
+            "times_of_cpu": each / seconds["cpu"],
+        }
+        for name, each in seconds.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=["cpu"], default="cpu")
+    parser.add_argument("--case", default="*", help='a pattern, for example "decode/*"')
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--figure", choices=["median", "fastest"], default="median")
+    parser.add_argument("--json", metavar="FILE", help="also writes JSON; - for stdout")
+    asked = parser.parse_args()
+    chosen = [case for case in cases() if fnmatchcase(case.name, asked.case)]
+    if not chosen:
+        sys.exit(f"case: got {asked.case!r}, expected a pattern of {[c.name for c in cases()]}")
+    backend = CpuBackend()
+    if backend.path is None:
+        sys.exit("; ".join(backend.unsupported(HEADS, LAYOUTS["flashinfer"], "cpu")))
+    console = Console(stderr=True)
+    table = Table("case", "variant", "ms", "GB/s", "share", "GFLOP/s", "x cpu")
+    rows = []
+    for case in chosen:
+        rows.append(measured(case, asked.runs))
+        for name, found in rows[-1][asked.figure].items():
+            table.add_row(
+                case.name,
+                name,
+                f"{found['milliseconds']:.2f}",
+                f"{found['gb_per_s']:.1f}",
+                f"{found['share']:.2f}",
+                f"{found['gflop_per_s']:.0f}",
+                f"{found['times_of_cpu']:.2f}",
+            )
+    console.print(table)
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    console.print(
+        f"kernels: {backend.path}; vllm: {'not measured' if has_vllm else 'not installed'}"
+    )
+    if asked.json:
+        facts = {"kernels": backend.path, "runs": asked.runs, "host": platform.processor()}
+        text = json.dumps({**facts, "jax": jax.__version__, "cases": rows}, indent=2)
+        if asked.json == "-":
+            print(text)
+        else:
+            with open(asked.json, "w") as file:
+                file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
