@@ -148,7 +148,7 @@ class Experts(nnx.Module):
         def step(_: None, tile: tuple[Array, Array]) -> tuple[None, Array]:
             return None, jax.lax.cond(tile[0] < num_experts, run, skip, tile)
 
-        # A scan, so that training can go back through it.
+        # A scan, so that training can go back through it; under `vmap` tiles left over run too.
         _, out = jax.lax.scan(step, None, (tiles.owner, tiles.tokens))
         own = out.reshape(-1, x.shape[1])[tiles.place].astype(jnp.float32)
         return (own * choice.weights[..., None]).sum(axis=1).astype(x.dtype)

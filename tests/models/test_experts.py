@@ -61,7 +61,7 @@ def test_two_experts_worked_by_hand():
     choice = Choice(
         jnp.array([[1, 0], [0, 1], [1, 0]]), jnp.array([[0.5, 0.0], [0.5, 0.0], [0.5, 0.25]])
     )
-    out = experts(jnp.array([[1.0], [10.0], [100.0]]), choice)
+    out = run(experts, jnp.array([[1.0], [10.0], [100.0]]), choice)
     np.testing.assert_allclose(out, [[1.5], [10.0], [200.0]])
 
 

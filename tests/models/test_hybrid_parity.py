@@ -30,11 +30,21 @@ def test_each_class_and_transformers_loads_what_we_save(architecture, tmp_path):
     ("architecture", "overrides"),
     [
         ("Gemma2ForCausalLM", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
-        ("Gemma2ForCausalLM", {"attention_bias": True, "tie_word_embeddings": False}),
+        pytest.param(
+            "Gemma2ForCausalLM",
+            {"attention_bias": True, "tie_word_embeddings": False},
+            marks=pytest.mark.full,
+        ),
         ("Gemma3ForCausalLM", {"final_logit_softcapping": 3.0, "attention_bias": True}),
-        ("Gemma3ForCausalLM", {"layer_types": ["sliding_attention"] * 2}),
+        pytest.param(
+            "Gemma3ForCausalLM", {"layer_types": ["sliding_attention"] * 2}, marks=pytest.mark.full
+        ),
         ("GptOssForCausalLM", {"attention_bias": False, "swiglu_alpha": 1.1}),
-        ("GptOssForCausalLM", {"num_experts_per_tok": 8, "tie_word_embeddings": True}),
+        pytest.param(
+            "GptOssForCausalLM",
+            {"num_experts_per_tok": 8, "tie_word_embeddings": True},
+            marks=pytest.mark.full,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
