@@ -4,7 +4,7 @@ Memory is what is compared here. Time only decides how long requests hold theirs
 wait; it is in whole nanoseconds, so that a run gives the same figures everywhere.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
@@ -24,7 +24,8 @@ class StepTime:
         read_token_ns: of each token of K/V that a request of the step reads.
 
     Raises:
-        ValueError: not integers of at least 0, or nothing takes time.
+        ValueError: not integers from 0, or from 1 for a step, to a second, or a millisecond for a
+            token.
     """
 
     step_ns: int = 7_900_000
@@ -32,12 +33,16 @@ class StepTime:
     read_token_ns: int = 64
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{field.name}: got {value!r}, expected an integer of at least 0")
-        if self.step_ns < 1:
-            raise ValueError(f"step_ns: got {self.step_ns}, expected at least 1")
+        for name, least, most in (
+            ("step_ns", 1, 10**9),
+            ("prompt_token_ns", 0, 10**6),
+            ("read_token_ns", 0, 10**6),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(
+                    f"{name}: got {value!r}, expected an integer from {least} to {most}"
+                )
 
     def steps(
         self, *, num_requests: int, num_read: int, num_computed: int, steps: int

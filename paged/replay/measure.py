@@ -112,10 +112,10 @@ class Recorder:
         """
         time = int(durations.sum())
         taken, empty, internal = (
-            int(durations @ part) for part in (held.taken, held.empty, held.internal)
+            _area(durations, part) for part in (held.taken, held.empty, held.internal)
         )
         free = self.pool_slots - held.taken
-        external = 0 if wanted is None else int(durations @ (free * (free >= wanted)))
+        external = 0 if wanted is None else _area(durations, free * (free >= wanted))
         self._note(
             {
                 "used": taken - empty,
@@ -159,3 +159,8 @@ class Recorder:
         for name, value in parts.items():
             self.sums[name] += value
         self._course.append(tuple(parts.get(name, 0) for name in (*KINDS, "batch", "time")))
+
+
+def _area(durations: Steps, slots: Steps) -> int:
+    """Slots times nanoseconds. In two parts: a large pool's over a second of steps pass int64."""
+    return (int((durations >> 20) @ slots) << 20) + int((durations & 0xFFFFF) @ slots)

@@ -84,7 +84,7 @@ def test_a_picture_without_matplotlib_is_refused_before_the_run(tmp_path, monkey
         (("--max-len", "503"), "max_len: got 503, expected at least 504: request 2 of trace.csv"),
         (("--pool", "60MiB"), "pool: got 480 slots, too few for request 1 of trace.csv: policy ma"),
         (("--limit", "0"), "limit: got 0, expected at least 1"),
-        (("--step-ns", "0"), "step_ns: got 0, expected at least 1"),
+        (("--step-ns", "0"), "step_ns: got 0, expected an integer from 1 to 1000000000"),
         (("--max-requests", "0"), "max_requests: got 0, expected at least 1"),
         (("--plot", "picture.gif"), "plot: got 'picture.gif', expected a name in .svg, .png, .pdf"),
     ],

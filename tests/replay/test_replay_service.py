@@ -155,6 +155,15 @@ def test_a_step_takes_the_time_that_the_clock_says():
     assert run.seconds * 1e9 == pytest.approx((1000 + 50 + 5) + (1000 + 6) + (1000 + 7))
 
 
+def test_a_pool_of_many_slots_over_many_seconds_is_added_up_exactly():
+    made = trace([(1, 2000)])
+    memory = Contiguous(made, 2**31 - 1, "max", max_len=2**30)
+    run = serve(made, memory, time=StepTime(step_ns=10**9, prompt_token_ns=0, read_token_ns=0))
+    # 2e3 s of 2**30 slots are 2e21 slots times nanoseconds.
+    assert run.reserved == 1999 * 2000 / 2 / (2000 * (2**31 - 1))
+    assert run.internal == (2**30 - 2000) / (2**31 - 1)
+
+
 def test_a_step_admits_until_it_computes_as_many_tokens_as_it_may():
     made = trace([(4, 3)] * 3)
     for limits, seconds in (
@@ -190,8 +199,8 @@ def test_a_pool_that_is_too_small_for_a_request_is_refused():
         (lambda made: Paged(made, 8, 0), "block_size: got 0, expected at least 1"),
         (lambda made: Paged(made, 8, 8), "pool: got 8 slots, expected at least two blocks of 8"),
         (lambda made: Paged(made, 8, 1, watermark=1), "watermark: got 1, expected from 0 to less"),
-        (lambda _: StepTime(step_ns=0), "step_ns: got 0, expected at least 1"),
-        (lambda _: StepTime(read_token_ns=1.5), "read_token_ns: got 1.5, expected an integer"),
+        (lambda _: StepTime(step_ns=0), "step_ns: got 0, expected an integer from 1 to 10"),
+        (lambda _: StepTime(read_token_ns=1.5), "read_token_ns: got 1.5, expected an integer f"),
         (lambda _: Limits(max_requests=0), "max_requests: got 0, expected at least 1"),
     ],
 )
