@@ -57,7 +57,7 @@ def token_ids(name: str, values: Any) -> Int32[np.ndarray, " tokens"]:
             raise ValueError(
                 f"{name}: got shape {values.shape} of {values.dtype}, expected one axis of integers"
             )
-        lowest, highest = (0, 0) if values.size == 0 else (values.min(), values.max())
+        lowest, highest = (values.min(), values.max()) if values.size else (0, 0)
         if lowest < 0 or highest >= MAX_SLOTS:
             raise ValueError(
                 f"{name}: got ids from {lowest} to {highest}, expected 0 to {MAX_SLOTS - 1}"

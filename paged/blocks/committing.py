@@ -66,21 +66,23 @@ def commit_tokens(core: Core, holding: Holding, tokens: Int32[np.ndarray, " toke
 
 
 def check_batch(
-    core: Core, rows: Int64[np.ndarray, " batch"], tokens: Int32[np.ndarray, " batch"]
+    core: Core,
+    rows: Int64[np.ndarray, " batch"],
+    num_tokens: Int64[np.ndarray, " batch"],
+    tokens: Int32[np.ndarray, " batch"],
 ) -> None:
     """Refuse one token for each of several rows where it is not the next one.
 
     Raises:
         ValueError: another number of tokens, or a row whose earlier tokens are not committed.
     """
-    if tokens.size != rows.size:
-        raise ValueError(f"token_ids: got {tokens.size}, expected {rows.size}, one for each row")
-    behind = (core.rows.committed[rows] != core.rows.num_tokens[rows]).nonzero()[0]
-    if behind.size:
-        row = rows[behind[0]]
+    _require_one_each(rows, tokens)
+    committed = core.rows.committed[rows]
+    if np.count_nonzero(committed == num_tokens) < rows.size:
+        place = (committed != num_tokens).argmax()
         raise ValueError(
-            f"rows: got {row}, of whose {core.rows.num_tokens[row]} tokens "
-            f"{core.rows.committed[row]} are committed, expected all of them"
+            f"rows: got {rows[place]}, of whose {num_tokens[place]} tokens {committed[place]} "
+            "are committed, expected all of them"
         )
 
 
@@ -93,8 +95,7 @@ def check_late_batch(
         ValueError: another number of tokens, a row without such a slot, or a prompt that is not
             all committed.
     """
-    if tokens.size != rows.size:
-        raise ValueError(f"token_ids: got {tokens.size}, expected {rows.size}, one for each row")
+    _require_one_each(rows, tokens)
     numbers = core.rows
     committed = numbers.committed[rows]
     short = (committed >= numbers.num_tokens[rows] - numbers.num_drafts[rows]).nonzero()[0]
@@ -169,6 +170,13 @@ def register(core: Core, holding: Holding, start: int, end: int) -> None:
             index.add(number, digests, blocks)
             if core.partial_tails is not None:
                 _offer(core, holding, begin, blocks.tolist())
+
+
+def _require_one_each(
+    rows: Int64[np.ndarray, " batch"], tokens: Int32[np.ndarray, " batch"]
+) -> None:
+    if tokens.size != rows.size:
+        raise ValueError(f"token_ids: got {tokens.size}, expected {rows.size}, one for each row")
 
 
 def _require_prompt_done(holding: Holding, committed: int) -> None:

@@ -53,7 +53,7 @@ class Hasher:
             return cls("sha256", _sha256, True, unit, 32, keeps_contents)
         if hash == "xxhash":
             # Only those who ask for it need it.
-            import xxhash
+            import xxhash  # pyright: ignore[reportMissingImports]
 
             return cls("xxhash", xxhash.xxh3_128_digest, False, unit, 16, True)
         if not callable(hash):
@@ -76,8 +76,12 @@ class Hasher:
             start: a multiple of the unit.
             keys: of the sequence.
         """
-        contents = self._contents(tokens, start, keys)
-        function, digests = self.function, []
+        function = self.function
+        if tokens.size == self.unit and not keys.images:
+            # One block at a time is how sequences grow.
+            content = tokens.tobytes()
+            return [function(parent + content)], [content]
+        contents, digests = self._contents(tokens, start, keys), []
         for content in contents:
             parent = function(parent + content)
             digests.append(parent)
@@ -88,8 +92,6 @@ class Hasher:
     ) -> list[bytes]:
         data = tokens.tobytes()
         width = 4 * self.unit
-        if len(data) == width and not keys.images:
-            return [data]
         # Of blocks that are not full nothing is hashed.
         ends = range(width, len(data) + 1, width)
         contents = [data[end - width : end] for end in ends]

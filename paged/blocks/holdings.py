@@ -106,8 +106,10 @@ class Rows:
         self.holdings[row] = None
         self._free.append(row)
 
-    def checked(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
-        """Rows of a batch: distinct and in use.
+    def checked(
+        self, rows: Int64[np.ndarray, " batch"]
+    ) -> tuple[Int64[np.ndarray, " batch"], Int64[np.ndarray, " batch"]]:
+        """Rows of a batch, distinct and in use, and the tokens of each.
 
         Raises:
             ValueError: an array of another kind, a row that is not in use, or one named twice.
@@ -118,19 +120,22 @@ class Rows:
                 f"rows: got shape {rows.shape} of {rows.dtype}, expected one axis of integers"
             )
         rows = rows.astype(np.int64, copy=False)
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(self.holdings):
+        if not rows.size:
+            return rows, rows
+        if rows.min() < 0 or rows.max() >= len(self.holdings):
             raise ValueError(
                 f"rows: got {rows.min()} to {rows.max()}, expected rows that `row` gave"
             )
+        num_tokens = self.num_tokens[rows]
+        # Of a row that is named twice only the last place stays.
         places = np.arange(rows.size)
         self._mark[rows] = places
-        twice = (self._mark[rows] != places).nonzero()[0]
-        if twice.size:
-            raise ValueError(f"rows: got {rows[twice[0]]} more than once, expected distinct rows")
-        unused = (self.num_tokens[rows] == 0).nonzero()[0]
-        if unused.size:
-            raise ValueError(f"rows: got {rows[unused[0]]}, which no request has")
-        return rows
+        if np.count_nonzero(self._mark[rows] == places) < rows.size:
+            twice = rows[(self._mark[rows] != places).argmax()]
+            raise ValueError(f"rows: got {twice} more than once, expected distinct rows")
+        if num_tokens.min() < 1:
+            raise ValueError(f"rows: got {rows[num_tokens.argmin()]}, which no request has")
+        return rows, num_tokens
 
     def _grow(self) -> None:
         before = len(self.holdings)

@@ -94,7 +94,8 @@ class KVCacheManager(ManagerView):
             raise ValueError(
                 f"watermark: got {watermark}, expected less than the pool's {num_blocks - 1} blocks"
             )
-        if partial_tails and (len(kinds) > 1 or kinds[0].size is not None or not prefix_caching):
+        reads_all = kinds[0].size is None and len(kinds) == 1
+        if partial_tails and not (reads_all and prefix_caching):
             raise ValueError(
                 "partial_tails: got True, expected prefix caching and one group that reads all"
             )
@@ -270,11 +271,10 @@ class KVCacheManager(ManagerView):
         """
         self._require_writer()
         numbers = self._core.rows
-        rows = numbers.checked(rows)
-        before = numbers.num_tokens[rows]
+        rows, before = numbers.checked(rows)
         if token_ids is not None:
             token_ids = checks.token_ids("token_ids", token_ids)
-            committing.check_batch(self._core, rows, token_ids)
+            committing.check_batch(self._core, rows, before, token_ids)
         changes = NO_CHANGES
         slow = (before >= numbers.limit[rows]).nonzero()[0]
         if slow.size:
@@ -299,7 +299,7 @@ class KVCacheManager(ManagerView):
         """
         self._require_writer()
         numbers = self._core.rows
-        rows = numbers.checked(rows)
+        rows, _ = numbers.checked(rows)
         tokens = checks.token_ids("token_ids", token_ids)
         committing.check_late_batch(self._core, rows, tokens)
         committing.commit_batch(self._core, rows, numbers.committed[rows], tokens)

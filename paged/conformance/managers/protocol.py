@@ -10,6 +10,7 @@ class Manager(Protocol):
 
     A call that cannot be served raises an exception, whichever, and has changed nothing. Optional
     attribute: `features`, the words of `ManagerCase.needs` that the manager has; none by default.
+    What each word stands for, as calls, is in the procedures of the cases that need it.
     """
 
     @property

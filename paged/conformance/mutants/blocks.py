@@ -128,8 +128,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _hash(
         "a hash without its parent",
-        before="parent = function(parent + content)",
-        after="parent = function(content)",
+        before="            parent = function(parent + content)",
+        after="            parent = function(content)",
     ),
     _hash(
         "a hash of the first tokens of a block",
