@@ -40,7 +40,8 @@ class Request:
         num_cached: of those the leading ones that were found in the cache at its first admission.
         num_slots: tokens that it has slots for.
         num_committed: tokens that the manager knows to be computed, and their ids.
-        hashed: its known tokens as the manager reads them, while it waits and until it is done.
+        hashed: the tokens that it was last admitted with, or will be next, as the manager reads
+            them; None before it is considered.
         row: row of the block table while it runs; None while it waits.
         is_swapped: whether its blocks lie on the host while it waits.
         num_preemptions: times that it lost its blocks to an earlier request.

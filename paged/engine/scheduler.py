@@ -212,8 +212,12 @@ class Scheduler:
 
     def _start(self, request: Request, spare: int) -> bool:
         if request.hashed is None:
-            tokens = request.known_tokens(0, request.num_tokens)
-            request.hashed = self.manager.prompt(tokens, salt=request.cache_salt)
+            prompt = request.prompt_token_ids
+            request.hashed = self.manager.prompt(prompt, salt=request.cache_salt)
+        new = request.num_tokens - len(request.hashed)
+        if new:
+            generated = request.known_tokens(len(request.hashed), new)
+            request.hashed = request.hashed.followed_by(generated)
         if request.beams is not None:
             # What is cached is not counted on: others may give it up while the search runs.
             needed = request.beams.most_blocks(self.manager.block_size)
@@ -322,7 +326,6 @@ class Scheduler:
     def _forget_blocks(self, request: Request) -> None:
         request.num_computed = request.num_slots = request.num_committed = 0
         request.is_swapped = False
-        request.hashed = None
 
     def _hand_over_forks(self, request: Request) -> None:
         """Samples whose prompt was not done go on without the request that computed it."""
