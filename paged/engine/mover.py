@@ -4,10 +4,12 @@ A dispatch of its own for each kind of order, and only in steps that have some. 
 step's program the copies would save a dispatch now and then, and double the programs to compile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from paged.blocks import Copies, CopyOrders
 from paged.engine.programs import Programs
@@ -32,7 +34,7 @@ class BlockMover:
             cache.with_data(_host_array(cache, num_host_blocks + 1)) for cache in caches
         )
         # Blocks on their way to the host. They are read a step later, when they have left anyway.
-        self._leaving: list[tuple[np.ndarray, Sequence[jax.Array]]] = []
+        self._leaving: list[tuple[Int32[np.ndarray, " blocks"], Sequence[jax.Array]]] = []
 
     def carry_out(self, caches: Caches, orders: CopyOrders) -> Caches:
         """The caches after all orders, which are dispatched; those given are spent."""
@@ -67,7 +69,14 @@ class BlockMover:
         contents = take_blocks(self._host, _padded(orders.src, 0))
         return self._program("put", put_blocks, caches, ids, contents)(caches, ids, contents)
 
-    def _program(self, kind: str, function, caches: Caches, ids: np.ndarray, *rest):
+    def _program(
+        self,
+        kind: str,
+        function: Callable[..., Any],
+        caches: Caches,
+        ids: Int32[np.ndarray, " blocks"],
+        *rest: Any,
+    ) -> Any:
         donated = () if kind == "take" else (0,)
         return self._programs.get(
             (kind, ids.size),
@@ -81,7 +90,7 @@ def _host_array(cache: KVCache, num_blocks: int) -> np.ndarray:
     return np.empty(shape, cache.data.dtype)
 
 
-def _padded(ids: np.ndarray, fill: int) -> np.ndarray:
+def _padded(ids: Int32[np.ndarray, " blocks"], fill: int) -> Int32[np.ndarray, " padded"]:
     size = 4
     while size < ids.size:
         size *= 4

@@ -168,7 +168,8 @@ class Scheduler:
             child.row = row
             self.table.add_row(row, blocks)
             child.num_computed, child.num_slots = parent.num_computed, parent.num_slots
-            child.num_committed, child.hashed = parent.num_committed, parent.hashed
+            child.num_committed, child.num_cached = parent.num_committed, parent.num_cached
+            child.hashed = parent.hashed
             insort(self.running, child, key=_order)
 
     def end_search(self, search: BeamSearch) -> None:

@@ -81,6 +81,14 @@ def test_a_beam_search_that_fills_the_pool_beside_requests(llm, small, prompts):
 DRAWN_1 = dataclasses.replace(DRAWN, seed=5)
 
 
+def test_more_beams_than_tokens_in_a_step(llm, small, prompts, monkeypatch):
+    options = {"beam_width": 3, "max_tokens": 6}
+    expected = [s.token_ids for s in llm.beam_search(prompts[0], **options)[0].samples]
+    monkeypatch.setattr(small._engine.scheduler, "max_num_batched_tokens", 2)
+    found = small.beam_search(prompts[0], **options)[0]
+    assert [s.token_ids for s in found.samples] == expected
+
+
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 def test_what_costs_less(mode):
     cost = PreemptionCost(block_bytes=1000, flops_per_token=1e6, platform="cpu", mode=mode)
