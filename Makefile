@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # jax looks for accelerators at start; the tests and the demo are for the CPU.
 export JAX_PLATFORMS ?= cpu
 PYTEST_ARGS ?=
+# What the CPU kernels are built from, which an install does.
+KERNELS := setup.py paged/backends/cpu/build.py $(wildcard paged/backends/cpu/src/*)
 
 .PHONY: demo test test-full test-latest gpu-site gpu-check lint types format clean
 
@@ -61,10 +63,10 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.run: pyproject.toml constraints.txt $(KERNELS) | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml constraints.txt $(KERNELS) | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $@ $(VENV)/.run

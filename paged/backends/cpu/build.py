@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 SOURCES = FOLDER / "src"
 LIBRARY = FOLDER / "libpaged_cpu.so"
 
-HOW = "python -m paged.backends.cpu.build, with a C++17 compiler (g++ 12, clang 16 or newer)"
+HOW = "python -m paged.backends.cpu.build, with a C++17 compiler such as g++ 12 or newer"
 """How to get the library, for messages."""
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -136,7 +136,7 @@ def find_compiler() -> str:
         if found := shutil.which(name):
             return found
     wanted = f"CXX names {asked!r}" if asked else f"none of {', '.join(_COMPILERS)} is here"
-    raise BuildError(f"compiler: {wanted}, expected a C++17 compiler (g++ 12, clang 16 or newer)")
+    raise BuildError(f"compiler: {wanted}, expected a C++17 compiler such as g++ 12 or newer")
 
 
 def _include() -> Path:
