@@ -102,8 +102,8 @@ class PrefixIndex:
         labels = self._pool.labels[blocks]
         self._pool.labels[blocks] = 0
         self.num_evictions += blocks.size
-        for label in np.unique(labels).tolist():
-            chosen = blocks if labels.size == 1 else blocks[labels == label]
+        for label in sorted(set(labels.tolist())) if len(self._blocks) > 1 else [1]:
+            chosen = blocks if len(self._blocks) == 1 else blocks[labels == label]
             digests = self._digests_of(chosen)
             known = self._blocks[label - 1]
             for digest in digests:
