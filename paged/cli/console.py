@@ -8,10 +8,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from typer.core import TyperGroup
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+_WIDE = 10_000
 
 # A user's mistake, or something missing on the host. Anything else is a fault of this program,
 # and keeps its traceback.
@@ -27,14 +30,25 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
-    """A table on stdout; cells are text, not markup. Numbers stand right."""
+    """A table on stdout; cells are text, not markup. Numbers stand right, and are never folded."""
     table = Table(title=title or None, title_justify="left")
     for index, column in enumerate(columns):
-        is_number = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        cells = [row[index] for row in rows]
+        is_number = bool(rows) and all(isinstance(cell, int | float) for cell in cells)
+        widths = [len(_cell(cell)) for cell in cells if _cell(cell)[:1].isdigit()]
+        justify = "right" if is_number else "left"
+        table.add_column(column, justify=justify, overflow="fold", min_width=max(widths, default=1))
     for row in rows:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-    Console(markup=False, highlight=False).print(table)
+        table.add_row(*(_cell(cell) for cell in row))
+    console = Console(markup=False, highlight=False)
+    # Wider than the terminal rather than with digits on the next line.
+    least = Measurement.get(Console(width=_WIDE), Console(width=_WIDE).options, table).minimum
+    console.width = max(console.width, least)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def note(text: str) -> None:
