@@ -236,8 +236,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _admit(
         "what waits for a step counted by can_admit",
-        before="    return wanted + spare_blocks(core) <= core.pool.num_free",
-        after="    return wanted + spare_blocks(core) + core.pool.num_used < core.pool.num_blocks",
+        before="max(spare, spare_blocks(core)) <= core.pool.num_free",
+        after="max(spare, spare_blocks(core)) + core.pool.num_used < core.pool.num_blocks",
         kind="steps",
     ),
     _admit(

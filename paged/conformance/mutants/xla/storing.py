@@ -33,7 +33,11 @@ MUTANTS: tuple[Mutant, ...] = (
         before=_PAST_END,
         after="slots = jnp.where(slots < 0, past_end - 1, slots)",
     ),
-    _scatter("slots past the end clipped", before='mode="drop")', after='mode="clip")'),
+    _scatter(
+        "slots past the end clipped",
+        before='data.at[index].set(rows, mode="drop")',
+        after='data.at[index].set(rows, mode="clip")',
+    ),
     _scatter("slot + 1", before=_SLOT, after="index[slot_axis] = (slots + 1) % block_size"),
     _scatter(
         "block of the next slot",
