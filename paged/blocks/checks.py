@@ -2,7 +2,7 @@
 
 import operator
 from array import array
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,42 @@ MAX_SLOTS = 2**31
 """Slots are int32, so num_blocks * block_size stays below this."""
 
 
-def integer(name: str, value: Any, *, at_least: int) -> int:
+def integer(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> int:
     """`value` as an int; numpy integers are accepted, bools and floats are not.
 
     Raises:
-        ValueError: not an integer, or below `at_least`.
+        ValueError: not an integer, below `at_least` or above `at_most`.
     """
     number = _index(value)
-    if number is None or number < at_least:
-        raise ValueError(f"{name}: got {value!r}, expected an integer of at least {at_least}")
+    if number is None or number < at_least or (at_most is not None and number > at_most):
+        range_of = f"of at least {at_least}" + (
+            "" if at_most is None else f" and at most {at_most}"
+        )
+        raise ValueError(f"{name}: got {value!r}, expected an integer {range_of}")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, a bool.
+
+    Raises:
+        ValueError: anything else, as other values would be taken for True unseen.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: got {value!r}, expected True or False")
+    return value
+
+
+def hashable(name: str, value: Hashable) -> None:
+    """Refuse what can name no request.
+
+    Raises:
+        ValueError: it has no hash.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        raise ValueError(f"{name}: got {value!r}, expected something hashable") from None
 
 
 def ids(name: str, values: Iterable[Any], *, at_least: int, below: int) -> list[int]:
@@ -64,15 +90,25 @@ def token_ids(name: str, values: Any) -> Int32[np.ndarray, " tokens"]:
             )
         return np.array(values, np.int32)
     try:
+        if not isinstance(values, Sequence):
+            values = list(values)
         # Twice as fast as numpy's own way from a list, and it takes no floats.
         tokens = np.array(array("i", values), np.int32)
     except (TypeError, OverflowError) as error:
         raise ValueError(
             f"{name}: {error}, expected a sequence of integers from 0 to {MAX_SLOTS - 1}"
         ) from error
-    if tokens.size and tokens.min() < 0:
+    lowest = tokens.min() if tokens.size else 2
+    if lowest < 0:
         index = int(tokens.argmin())
         raise ValueError(f"{name}: got {tokens[index]} at index {index}, expected at least 0")
+    if lowest < 2:
+        # Only these can have been booleans: no other entry is looked at twice.
+        for index in (tokens < 2).nonzero()[0].tolist():
+            if isinstance(values[index], bool):
+                raise ValueError(
+                    f"{name}: got {values[index]} at index {index}, expected an integer"
+                )
     return tokens
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from paged.blocks import checks
 from paged.blocks.copies import PendingCopies
 from paged.blocks.events import EventLog
 from paged.blocks.groups import Group
@@ -54,6 +55,7 @@ class Core:
         Raises:
             ValueError: no such request, or it is swapped out.
         """
+        checks.hashable("request_id", request_id)
         holding = self.holdings.get(request_id)
         if holding is None:
             if self.host is not None and request_id in self.host.requests:
@@ -68,8 +70,9 @@ class Core:
         """Refuse a request that is there already.
 
         Raises:
-            ValueError: it is.
+            ValueError: it is, or can be none.
         """
+        checks.hashable("request_id", request_id)
         if request_id in self.holdings:
             raise ValueError(
                 f"request_id: got {request_id!r}, which holds "

@@ -5,8 +5,8 @@ go, and which blocks a hit needs, follow from it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from paged.blocks import checks
@@ -122,10 +122,14 @@ def as_groups(
     """
     if groups is None:
         return (Group(block_size),)
-    made = []
+    if not isinstance(groups, Iterable):
+        raise ValueError(f"groups: got {groups!r}, expected a sequence of them")
+    made, known = [], [field.name for field in fields(Group)]
     for given in groups:
         if not isinstance(given, Group | Mapping):
             raise ValueError(f"groups: got {given!r}, expected a Group or its arguments")
+        if isinstance(given, Mapping) and not set(given) <= set(known):
+            raise ValueError(f"groups: got {given!r}, expected no arguments but {known}")
         made.append(
             given if isinstance(given, Group) else Group(**{"block_size": block_size, **given})
         )

@@ -97,6 +97,8 @@ class Rows:
         """
         while row >= len(self.holdings):
             self._grow()
+        if self.holdings[row] is not None:
+            raise ValueError(f"row: got {row}, which another request has")
         self._free.remove(row)
         return row
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
+from paged.blocks.errors import expect_none
 from paged.blocks.holdings import Holding
 from paged.blocks.pool import BlockPool, Blocks
 
@@ -66,4 +67,7 @@ class HostPool:
         """
         held = [*(swapped.held() for swapped in self.requests.values()), *self.leaving]
         blocks = np.concatenate([np.empty(0, np.int32), *held])
-        self.pool.check_integrity(np.bincount(blocks, minlength=self.pool.num_blocks))
+        counts = np.bincount(blocks, minlength=self.pool.num_blocks)
+        # Whoever is swapped out has a copy of its own.
+        expect_none("host blocks held more than once", (counts > 1).nonzero()[0])
+        self.pool.check_integrity(counts)

@@ -1,5 +1,8 @@
 """States every invariant of the manager's state. Cheap: a few passes over arrays."""
 
+from array import array
+from collections.abc import Sequence
+
 import numpy as np
 
 from paged.blocks.core import Core, limit_of
@@ -37,6 +40,8 @@ def check_integrity(core: Core) -> None:
             )
     if core.host is not None:
         core.host.check_integrity()
+        for each in core.host.requests.values():
+            check_numbers(core, each.holding, each.host_tables, each.num_tokens, 0, each.committed)
         both = [request for request in core.host.requests if request in core.holdings]
         expect_equal("requests both on the device and on the host", both, [])
 
@@ -46,29 +51,11 @@ def _check_holding(core: Core, holding: Holding) -> None:
     expect_equal(f"request of row {row}", rows.holdings[row] is holding, True)
     tokens, committed = int(rows.num_tokens[row]), int(rows.committed[row])
     drafts = int(rows.num_drafts[row])
-    expect_equal(f"{who}: tokens in order", 0 <= committed <= tokens - drafts <= tokens, True)
-    if core.hasher is not None and holding.prompt is not None:
-        known = max(committed, len(holding.prompt)) // core.hasher.unit
-        expect_equal(f"digests of {who}", len(holding.digests), known)
+    check_numbers(core, holding, holding.tables, tokens, drafts, committed)
     for number, group in enumerate(core.groups):
-        table, released = holding.tables[number], holding.released[number]
-        blocks = holding.blocks(number, 0)
-        what = f"{who} in group {number}" if number else who
-        expect_equal(
-            f"blocks of {what} for its {tokens} tokens", len(table), group.num_blocks(tokens)
-        )
-        expect_none(
-            f"blocks of {what} before its window",
-            blocks[:released][blocks[:released] != NULL_BLOCK],
-        )
+        released, blocks = holding.released[number], holding.blocks(number, 0)
+        what = _in_group(who, number)
         kept = blocks[released:]
-        expect_equal(f"distinct blocks of {what}", np.unique(kept).size, kept.size)
-        expect_equal(f"null blocks among those of {what}", int((kept == NULL_BLOCK).sum()), 0)
-        expect_equal(
-            f"blocks given back of {what}, at most those before its window",
-            released <= group.first_block(tokens - drafts),
-            True,
-        )
         expect_none(
             f"blocks of {what} that are in the index of another group",
             kept[(core.pool.labels[kept] != 0) & (core.pool.labels[kept] != number + 1)],
@@ -83,6 +70,74 @@ def _check_holding(core: Core, holding: Holding) -> None:
     expect_equal(
         f"limit of {who}, {rows.limit[row]}, at most {most}", rows.limit[row] <= most, True
     )
+
+
+def check_numbers(
+    core: Core,
+    holding: Holding,
+    tables: Sequence[array],
+    num_tokens: int,
+    num_drafts: int,
+    committed: int,
+) -> None:
+    """What a request's numbers have to be by its tables and its chain, on the device or the host.
+
+    Of `committed` only the range is known: within a prompt, or within a unit after it, nothing
+    tells a smaller number from one of a request that has computed less.
+
+    Args:
+        core: the state.
+        holding: the request.
+        tables: its blocks, on the device or on the host.
+        num_tokens: tokens with slots, drafts included.
+        num_drafts: the last of them.
+        committed: tokens whose ids are known and computed.
+
+    Raises:
+        IntegrityError: naming the number that disagrees.
+    """
+    who, hasher, prompt = f"request {holding.request_id!r}", core.hasher, holding.prompt
+    expect_equal(
+        f"num_tokens of {who}, {num_tokens}, more than its num_drafts, {num_drafts}",
+        0 <= num_drafts < num_tokens,
+        True,
+    )
+    most = 0 if prompt is None else num_tokens - num_drafts
+    expect_equal(f"committed of {who}, {committed}, at most {most}", 0 <= committed <= most, True)
+    known = entered = 0
+    if hasher is not None and prompt is not None:
+        known = max(committed, len(prompt)) // hasher.unit
+        entered = 0 if hasher.is_trusted else committed // hasher.unit
+    expect_equal(f"digests of {who}", len(holding.digests), known)
+    keeps = hasher is not None and hasher.keeps_contents
+    expect_equal(f"contents of {who}", len(holding.contents), known if keeps else 0)
+    expect_equal(
+        f"num_entered of {who}, {holding.num_entered}, at most {entered}",
+        0 <= holding.num_entered <= entered,
+        True,
+    )
+    for number, group in enumerate(core.groups):
+        what, released = _in_group(who, number), holding.released[number]
+        blocks = np.array(tables[number], np.int32)
+        expect_equal(
+            f"blocks of {what} for its num_tokens, {num_tokens}",
+            blocks.size,
+            group.num_blocks(num_tokens),
+        )
+        most = group.first_block(num_tokens - num_drafts)
+        expect_equal(
+            f"released of {what}, {released}, at most the {most} blocks before its window",
+            0 <= released <= most,
+            True,
+        )
+        gone, kept = blocks[:released], blocks[released:]
+        expect_none(f"blocks of {what} before its window", gone[gone != NULL_BLOCK])
+        expect_equal(f"distinct blocks of {what}", np.unique(kept).size, kept.size)
+        expect_equal(f"null blocks among those of {what}", int((kept == NULL_BLOCK).sum()), 0)
+
+
+def _in_group(who: str, number: int) -> str:
+    return f"{who} in group {number}" if number else who
 
 
 def _check_preimages(core: Core) -> None:

@@ -85,7 +85,9 @@ class KVCacheManager(ManagerView):
         events: bool = False,
     ) -> None:
         num_blocks = checks.integer("num_blocks", num_blocks, at_least=2)
-        self._block_size = checks.integer("block_size", block_size, at_least=1)
+        self._block_size = checks.integer(
+            "block_size", block_size, at_least=1, at_most=checks.MAX_SLOTS - 1
+        )
         kinds = as_groups(self._block_size, groups)
         checks.slots_fit("num_blocks", num_blocks, max(group.block_size for group in kinds))
         host_blocks = checks.integer("host_blocks", host_blocks, at_least=0)
@@ -99,6 +101,9 @@ class KVCacheManager(ManagerView):
             raise ValueError(
                 "partial_tails: got True, expected prefix caching and one group that reads all"
             )
+        checks.flag("prefix_caching", prefix_caching)
+        checks.flag("partial_tails", partial_tails)
+        checks.flag("events", events)
         self._writer: int | None = None
         unit = math.gcd(*(group.block_size for group in kinds))
         hasher = Hasher.of(hash, unit, keeps_contents=partial_tails) if prefix_caching else None
@@ -329,10 +334,10 @@ class KVCacheManager(ManagerView):
 
         Raises:
             ValueError: no such request, drafts, tokens that are not committed, or a child that is
-                there already or named twice.
+                there already or named twice, or a string in place of a sequence.
         """
         self._require_writer()
-        return sharing.fork(self._core, self._core.holding(request_id), list(children))
+        return sharing.fork(self._core, self._core.holding(request_id), children)
 
     def free(self, request_id: Hashable) -> None:
         """Give back all that a request holds, its last block to be reused first.
@@ -343,6 +348,7 @@ class KVCacheManager(ManagerView):
             ValueError: no such request.
         """
         self._require_writer()
+        checks.hashable("request_id", request_id)
         if self._core.host is not None and request_id in self._core.host.requests:
             swapping.drop(self._core, request_id)
         else:

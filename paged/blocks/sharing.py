@@ -1,7 +1,8 @@
 """Fork and reset: what concerns the blocks of several requests at once."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
+from paged.blocks import checks
 from paged.blocks.core import Core, limit_of, pin
 from paged.blocks.holdings import Holding
 
@@ -13,6 +14,11 @@ def fork(core: Core, parent: Holding, children: Sequence[Hashable]) -> list[int]
         ValueError: drafts, tokens that are not committed, or children that are not new and
             distinct.
     """
+    if isinstance(children, str | bytes) or not isinstance(children, Iterable):
+        raise ValueError(f"children: got {children!r}, expected a sequence of requests")
+    children = list(children)
+    for child in children:
+        checks.hashable("children", child)
     rows, row = core.rows, parent.row
     tokens, drafts = int(rows.num_tokens[row]), int(rows.num_drafts[row])
     committed = int(rows.committed[row])
@@ -22,7 +28,7 @@ def fork(core: Core, parent: Holding, children: Sequence[Hashable]) -> list[int]
             f"and {drafts} draft(s), expected all of them and none"
         )
     if len(set(children)) != len(children):
-        raise ValueError(f"children: got {list(children)!r}, expected distinct requests")
+        raise ValueError(f"children: got {children!r}, expected distinct requests")
     for child in children:
         core.require_new(child)
     if not children:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int32
 
 from paged.blocks import checks
 from paged.blocks.admission import enroll
@@ -13,7 +14,7 @@ from paged.blocks.errors import IntegrityError
 from paged.blocks.hashing import HashFunction, Prompt
 from paged.blocks.holdings import Holding
 from paged.blocks.host_pool import HostPool, Swapped
-from paged.blocks.integrity import check_integrity
+from paged.blocks.integrity import check_integrity, check_numbers
 from paged.blocks.keys import CacheKeys
 from paged.blocks.pool import BlockPool, Blocks
 from paged.blocks.stats import Counters
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 
+_MIN_ROWS = 2**16
+"""Rows that every snapshot may use: requests that share blocks may be more than the blocks."""
+
 
 def snapshot_of(core: Core, block_size: int) -> dict[str, Any]:
     """The state as JSON can hold it.
 
     Raises:
-        ValueError: steps are in flight, copies or events are pending, or a request's id is neither
-            a string nor an integer.
+        ValueError: steps are in flight, copies or events are pending, a request's id is neither
+            a string nor an integer, or its row is past what `restore` makes room for.
     """
     pending = core.pool.num_steps + len(core.copies) + len(core.log)
     pending += 0 if core.host is None else len(core.host.leaving)
@@ -97,7 +101,7 @@ def restored(
 def _request(core: Core, holding: Holding) -> dict[str, Any]:
     rows, row = core.rows, holding.row
     return {
-        "row": row,
+        "row": checks.integer("snapshot: row", row, at_least=0, at_most=_last_row(core)),
         "num_tokens": int(rows.num_tokens[row]),
         "num_drafts": int(rows.num_drafts[row]),
         "committed": int(rows.committed[row]),
@@ -108,13 +112,9 @@ def _request(core: Core, holding: Holding) -> dict[str, Any]:
 
 
 def _chain(holding: Holding) -> dict[str, Any]:
-    if isinstance(holding.request_id, bool) or not isinstance(holding.request_id, str | int):
-        raise ValueError(
-            f"snapshot: got request {holding.request_id!r}, expected a string or an integer"
-        )
     prompt = holding.prompt
     return {
-        "request_id": holding.request_id,
+        "request_id": _request_id("snapshot: request_id", holding.request_id),
         "released": list(holding.released),
         "prompt": None if prompt is None else prompt.token_ids.tolist(),
         "keys": None if prompt is None else prompt.keys.as_json(),
@@ -144,34 +144,30 @@ def _host(host: HostPool) -> dict[str, Any]:
 def _fill(core: Core, snapshot: Mapping[str, Any]) -> None:
     for form in snapshot["requests"]:
         holding = _holding(core, form, core.pool)
-        core.require_new(holding.request_id)
-        row = core.rows.take_again(_number("row", form["row"]))
-        holding.row = row
-        core.rows.num_drafts[row] = _number("num_drafts", form["num_drafts"])
-        core.rows.tail[row] = form["tail"]
-        enroll(
-            core,
-            holding,
-            _number("num_tokens", form["num_tokens"]),
-            _number("committed", form["committed"]),
-        )
+        drafts = _number("num_drafts", form["num_drafts"])
+        num_tokens, committed = _numbers(core, form, holding, drafts)
+        tail = _tail(core, form)
+        row = checks.integer("row", form["row"], at_least=0, at_most=_last_row(core))
+        holding.row = core.rows.take_again(row)
+        core.rows.num_drafts[row] = drafts
+        core.rows.tail[row] = tail
+        enroll(core, holding, num_tokens, committed)
     _fill_pool(core.pool, snapshot["free"], [h.held() for h in core.holdings.values()])
     if core.host is not None:
         for form in snapshot["host"]["requests"]:
             holding = _holding(core, form, core.host.pool)
-            core.require_new(holding.request_id)
+            numbers = _numbers(core, form, holding, 0)
             tables = holding.tables
             holding.tables = [array("i", bytes(4 * len(table))) for table in tables]
             core.host.requests[holding.request_id] = Swapped(
                 holding,
                 tables,
-                _number("num_tokens", form["num_tokens"]),
-                _number("committed", form["committed"]),
-                np.array(form["tail"], np.int32),
+                *numbers,
+                _tail(core, form),
             )
         held = [swapped.held() for swapped in core.host.requests.values()]
         _fill_pool(core.host.pool, snapshot["host"]["free"], held)
-    core.counters = Counters(**snapshot["counters"])
+    core.counters = Counters.from_json(snapshot["counters"])
     if core.index is not None:
         _fill_index(core, snapshot)
     # Shared blocks are known only now.
@@ -232,11 +228,12 @@ def _holding(core: Core, form: Mapping[str, Any], pool: BlockPool) -> Holding:
     released = [_number("released", number) for number in form["released"]]
     if not len(tables) == len(released) == len(core.groups):
         raise ValueError(f"tables: expected one for each of {len(core.groups)} group(s)")
-    holding = Holding(form["request_id"], -1, tables, released)
+    holding = Holding(_request_id("request_id", form["request_id"]), -1, tables, released)
+    core.require_new(holding.request_id)
     holding.digests = [bytes.fromhex(digest) for digest in form["digests"]]
     holding.contents = [bytes.fromhex(content) for content in form["contents"]]
     holding.num_entered = _number("num_entered", form["num_entered"])
-    holding.is_collided = bool(form["is_collided"])
+    holding.is_collided = checks.flag("is_collided", form["is_collided"])
     if form["prompt"] is not None:
         keys = CacheKeys.from_json(form["keys"])
         holding.prompt = Prompt.make(core.hasher, form["prompt"], keys)
@@ -244,6 +241,34 @@ def _holding(core: Core, form: Mapping[str, Any], pool: BlockPool) -> Holding:
         if tuple(holding.digests[:known]) != holding.prompt.digests:
             raise ValueError(f"digests: not those of the prompt of {holding.request_id!r}")
     return holding
+
+
+def _numbers(
+    core: Core, form: Mapping[str, Any], holding: Holding, num_drafts: int
+) -> tuple[int, int]:
+    """Tokens with slots, and those committed: checked before anything is made of their size."""
+    num_tokens = _number("num_tokens", form["num_tokens"])
+    committed = _number("committed", form["committed"])
+    check_numbers(core, holding, holding.tables, num_tokens, num_drafts, committed)
+    return num_tokens, committed
+
+
+def _tail(core: Core, form: Mapping[str, Any]) -> Int32[np.ndarray, " unit"]:
+    tail, unit = checks.token_ids("tail", form["tail"]), core.rows.tail.shape[1]
+    if tail.size != unit:
+        raise ValueError(f"tail: got {tail.size} tokens, expected {unit}")
+    return tail
+
+
+def _request_id(name: str, value: Any) -> str | int:
+    """An id that is the same after JSON."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"{name}: got {value!r}, expected a string or an integer")
+    return value
+
+
+def _last_row(core: Core) -> int:
+    return max(core.pool.num_blocks, _MIN_ROWS) - 1
 
 
 def _number(name: str, value: Any) -> int:

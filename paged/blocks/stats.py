@@ -1,6 +1,10 @@
 """What the manager has done, and how full it is."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from paged.blocks import checks
 
 
 @dataclass(slots=True)
@@ -30,6 +34,18 @@ class Counters:
     def as_json(self) -> dict[str, int]:
         """By name."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, form: Mapping[str, Any]) -> "Counters":
+        """From what `as_json` made.
+
+        Raises:
+            ValueError: other names, or a value that is no count.
+        """
+        names = [field.name for field in fields(cls)]
+        if not isinstance(form, Mapping) or set(form) != set(names):
+            raise ValueError(f"counters: got {form!r}, expected {', '.join(names)}")
+        return cls(**{name: checks.integer(name, form[name], at_least=0) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

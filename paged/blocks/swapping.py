@@ -5,6 +5,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from paged.blocks import checks
 from paged.blocks.admission import Admission, enroll, spare_blocks
 from paged.blocks.committing import register
 from paged.blocks.core import Core, unpin
@@ -138,6 +139,7 @@ def _host(core: Core) -> HostPool:
 
 
 def _swapped(host: HostPool, request_id: Hashable) -> Swapped:
+    checks.hashable("request_id", request_id)
     if request_id not in host.requests:
         raise ValueError(
             f"request_id: got {request_id!r}, expected one of the {len(host.requests)} "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from block_subjects import admit, state
 
-from paged.blocks import BlocksStored, KVCacheManager, WrongThread
+from paged.blocks import BlocksStored, KVCacheManager, WrongThread, snapshot
 from paged.conformance.managers.serving import Serving
 from paged.conformance.managers.walk import ACTIONS, GROUPS, WEIGHTS, two_bytes
 
@@ -235,6 +235,72 @@ def test_a_snapshot_that_contradicts_itself_is_refused(edit):
         KVCacheManager.restore(form)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["host", "requests", 0, "num_tokens"], 0, "num_tokens"),
+        (["host", "requests", 0, "num_tokens"], 10**7, "num_tokens"),
+        (["host", "requests", 0, "num_tokens"], 10**30, "num_tokens"),
+        (["host", "requests", 0, "committed"], 10**7, "committed"),
+        (["host", "requests", 0, "released"], [2], "released"),
+        (["host", "requests", 0, "num_entered"], 10**30, "num_entered"),
+        (["host", "requests", 0, "tail"], [1.0, 0, 0, 0], "tail"),
+        (["host", "requests", 0, "tables", 0], [1, 1], "distinct blocks"),
+        (["requests", 0, "num_tokens"], 10**30, "num_tokens"),
+        (["requests", 0, "released"], [1], "released"),
+        (["requests", 0, "num_entered"], 1, "num_entered"),
+        (["requests", 0, "is_collided"], "no", "is_collided"),
+        (["requests", 0, "tail"], 1, "tail"),
+        (["requests", 0, "tail"], [0.5, 0, 0, 0], "tail"),
+        (["requests", 0, "row"], 10**30, "row: got 10"),
+        (["requests", 0, "request_id"], None, "request_id: got None"),
+        (["counters", "evictions"], "x", "evictions: got 'x'"),
+        (["counters", "evictions"], None, "evictions: got None"),
+        (["counters", "evictions"], -1, "evictions: got -1"),
+        (["counters"], {}, "counters: got"),
+        (["options", "block_size"], 10**30, "block_size: got 10"),
+        (["options", "prefix_caching"], 1, "prefix_caching: got 1"),
+        (["options", "events"], "no", "events: got 'no'"),
+    ],
+)
+def test_what_a_snapshot_is_refused_for_is_named(path, value, message):
+    manager = KVCacheManager(10, 4, host_blocks=3)
+    admit(manager, "a", range(10))
+    manager.admit("c", manager.prompt([1, 2, 3, 4, 5]))
+    manager.commit_prompt("c", 5)
+    manager.swap_out("c")
+    manager.take_copies()
+    form = json.loads(json.dumps(manager.snapshot()))
+    edited(path, value)(form)
+    with pytest.raises(ValueError, match="snapshot: .*" + message):
+        KVCacheManager.restore(form)
+
+
+def test_a_host_block_is_one_requests():
+    manager = KVCacheManager(10, 4, host_blocks=3)
+    for name in ("a", "b"):
+        manager.allocate_slots(name, 4)
+        manager.swap_out(name)
+    manager.take_copies()
+    form = manager.snapshot()
+    first, second = form["host"]["requests"]
+    form["host"]["free"] += second["tables"][0]
+    second["tables"] = first["tables"]
+    with pytest.raises(ValueError, match="host blocks held more than once"):
+        KVCacheManager.restore(form)
+
+
+def test_no_snapshot_with_a_row_that_restore_makes_no_room_for(monkeypatch):
+    monkeypatch.setattr(snapshot, "_MIN_ROWS", 6)
+    manager = KVCacheManager(4, 4)
+    manager.allocate_slots("a", 4)
+    manager.fork("a", range(5))
+    KVCacheManager.restore(manager.snapshot())
+    assert manager.fork("a", [5]) == [6]
+    with pytest.raises(ValueError, match=r"row: got 6, expected .* at most 5"):
+        manager.snapshot()
+
+
 def test_no_snapshot_with_work_under_way():
     manager = KVCacheManager(12, 4, events=True)
     admit(manager, "a", range(6))
@@ -277,6 +343,20 @@ def refusals(manager):
         (lambda: manager.append_slots("a", 1, drafts=-1), "drafts: got -1"),
         (lambda: manager.admit("x", manager.prompt([1]), chunk=0), "chunk: got 0"),
         (lambda: manager.accept("a", 1), "num_drafts: got 1, expected at most 0"),
+        (lambda: manager.free([1]), r"request_id: got \[1\], expected something hashable"),
+        (lambda: manager.swap_in([1]), "request_id: got"),
+        (lambda: manager.row([1]), "request_id: got"),
+        (lambda: manager.allocate_slots([1], 1), "request_id: got"),
+        (lambda: manager.fork("nameless", "xy"), "children: got 'xy'"),
+        (lambda: manager.fork("nameless", 2), "children: got 2"),
+        (lambda: manager.fork("nameless", [[1]]), r"children: got \[1\]"),
+        (lambda: manager.prompt([5, True]), "token_ids: got True at index 1"),
+        (lambda: manager.prompt([True, False]), "token_ids: got True at index 0"),
+        (
+            lambda: KVCacheManager(9, 4, groups=[{"kind": "full", "bogus": 1}]),
+            "groups: got .*bogus",
+        ),
+        (lambda: KVCacheManager(9, 4, groups=5), "groups: got 5"),
         (lambda: manager.swap_in("a"), "expected one of the 0 request"),
         (lambda: manager.reset(), "reset: 4 request"),
     ]
