@@ -328,20 +328,8 @@ def read_model(source: str | Path | Mapping[str, Any]) -> ModelCache:
 def _from_config(outer: Mapping[str, Any], *, name: str) -> ModelCache:
     # Models of several modalities keep the decoder's fields in an object of its own.
     config = {**outer, **(outer.get("text_config") or {})}
-    needed = ["num_hidden_layers", "num_attention_heads"]
-    if not config.get("head_dim") and not config.get("kv_lora_rank"):
-        needed.append("hidden_size")
-    optional = [field for field in ("head_dim", "num_key_value_heads") if config.get(field)]
-    for field in needed + optional:
-        value = config.get(field)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            given = f"got {value!r}" if field in config else "is not there"
-            raise ValueError(
-                f"model: {field} of {name} {given}, expected an integer of at least 1 as in "
-                "config.json"
-            )
-    num_heads = config["num_attention_heads"]
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    num_heads = _integer(config, "num_attention_heads", name)
+    num_kv_heads = _integer(config, "num_key_value_heads", name, num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"model: num_key_value_heads of {name} got {num_kv_heads}, expected a divisor of "
@@ -357,8 +345,9 @@ def _from_config(outer: Mapping[str, Any], *, name: str) -> ModelCache:
         "num_heads": num_heads,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }
-    if latent := config.get("kv_lora_rank"):
-        rope = config.get("qk_rope_head_dim") or 0
+    head_dim = _integer(config, "head_dim", name, 0)
+    if latent := _integer(config, "kv_lora_rank", name, 0):
+        rope = _integer(config, "qk_rope_head_dim", name, 0, low=0)
         return ModelCache(
             **common,
             num_kv_heads=1,
@@ -369,26 +358,52 @@ def _from_config(outer: Mapping[str, Any], *, name: str) -> ModelCache:
     return ModelCache(
         **common,
         num_kv_heads=num_kv_heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
+        head_dim=head_dim or _integer(config, "hidden_size", name) // num_heads,
     )
+
+
+def _integer(
+    config: Mapping[str, Any], field: str, name: str, default: int | None = None, *, low: int = 1
+) -> int:
+    """A field; `default`, unless it is None, where the field is missing or null."""
+    value = config.get(field)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        given = f"got {value!r}" if field in config else "is not there"
+        raise ValueError(
+            f"model: {field} of {name} {given}, expected an integer of at least {low} as in "
+            "config.json"
+        )
+    return value
 
 
 def _count_layers(config: Mapping[str, Any], name: str) -> tuple[int, int]:
     """Layers with a cache of keys and values, and how many of them have a window."""
-    num_layers = config["num_hidden_layers"]
-    if types := config.get("layer_types"):
-        unknown = sorted(set(types) - {*_LAYER_TYPES, "linear_attention"})
-        if unknown:
-            raise ValueError(
-                f"layer_types: {name} has {', '.join(unknown)}, expected "
-                f"{', '.join(_LAYER_TYPES)} or linear_attention (which keeps nothing per token)"
-            )
+    num_layers = _integer(config, "num_hidden_layers", name)
+    window = _integer(config, "sliding_window", name, 0)
+    types = config.get("layer_types")
+    if types is not None:
+        _check_types(types, num_layers, name)
         cached = [kind for kind in types if kind in _LAYER_TYPES]
         return len(cached), sum(kind in _WINDOWED for kind in cached)
-    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+    if not window or config.get("use_sliding_window") is False:
         return num_layers, 0
-    if pattern := config.get("sliding_window_pattern", _PATTERNS.get(config.get("model_type", ""))):
+    by_class = _PATTERNS.get(str(config.get("model_type")), 0)
+    if pattern := _integer(config, "sliding_window_pattern", name, by_class):
         return num_layers, num_layers - num_layers // pattern
     # Qwen: the first layers see everything.
-    first = config["max_window_layers"] if config.get("max_window_layers") is not None else 0
-    return num_layers, max(num_layers - first, 0)
+    return num_layers, max(num_layers - _integer(config, "max_window_layers", name, 0, low=0), 0)
+
+
+def _check_types(types: Any, num_layers: int, name: str) -> None:
+    accepted = f"{', '.join(_LAYER_TYPES)} or linear_attention (which keeps nothing per token)"
+    if not isinstance(types, list | tuple):
+        raise ValueError(f"layer_types: {name} has {types!r}, expected a list of {accepted}")
+    for kind in types:
+        if kind not in (*_LAYER_TYPES, "linear_attention"):
+            raise ValueError(f"layer_types: {name} has {kind!r}, expected {accepted}")
+    if len(types) != num_layers:
+        raise ValueError(
+            f"layer_types: {name} has {len(types)} entries, expected num_hidden_layers {num_layers}"
+        )

@@ -142,8 +142,14 @@ def test_windowed_layers_count_as_full():
         ({"sliding_window": 4, "sliding_window_pattern": 2}, (2, 1)),
         ({"layer_types": ["full_attention", "sliding_attention"]}, (2, 1)),
         ({"layer_types": ["linear_attention", "full_attention"]}, (1, 0)),
+        # As EXAONE 4 says it beside the types: nothing asks for the pattern.
+        (
+            {"sliding_window": 4, "sliding_window_pattern": "LLLG",
+             "layer_types": ["sliding_attention", "full_attention"]},
+            (2, 1),
+        ),
     ],
-)
+)  # fmt: skip
 def test_which_layers_have_a_cache_and_a_window(fields, expected):
     model = read_model({**TINY, **fields})
     assert (model.num_layers, model.num_window_layers) == expected
@@ -228,7 +234,7 @@ def test_a_budget_of_another_form_is_refused(text):
         ({"model": {**TINY, "num_attention_heads": 0}}, "num_attention_heads of llama got 0, exp"),
         ({"model": {**TINY, "head_dim": "64"}}, "head_dim of llama got '64', expected an integer"),
         ({"model": {**TINY, "num_key_value_heads": 3}}, "num_key_value_heads of llama got 3, exp"),
-        ({"model": {**TINY, "layer_types": ["mamba"]}}, "layer_types: llama has mamba, expected"),
+        ({"model": {**TINY, "layer_types": ["mamba"]}}, "layer_types: llama has 'mamba', expected"),
         ({"memory": 4095}, "memory: got 4095 bytes, expected at least two blocks of 4096 bytes"),
         ({"memory": "1TiB"}, "slots, expected fewer than 2147483648 slots"),
         ({"tp": 3}, "tp: got 3, expected a divisor of 8 query heads"),
@@ -244,6 +250,41 @@ def test_refusals(arguments, message):
     asked = {"model": TINY, "memory": "1MiB", **arguments}
     with pytest.raises(ValueError, match=re.escape(message)):
         plan(asked.pop("model"), asked.pop("memory"), **asked)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("head_dim", 0, "an integer of at least 1"),
+        ("num_key_value_heads", 0, "an integer of at least 1"),
+        ("kv_lora_rank", 0, "an integer of at least 1"),
+        ("sliding_window", -1, "an integer of at least 1"),
+        ("sliding_window", "x", "an integer of at least 1"),
+        ("sliding_window", 1.5, "an integer of at least 1"),
+        ("sliding_window_pattern", "x", "an integer of at least 1"),
+        ("sliding_window_pattern", 0, "an integer of at least 1"),
+        ("sliding_window_pattern", -2, "an integer of at least 1"),
+        ("max_window_layers", -1, "an integer of at least 0"),
+    ],
+)
+def test_a_field_that_is_no_such_number_is_refused(field, value, expected):
+    message = f"{field} of llama got {value!r}, expected {expected}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_model({**TINY, "sliding_window": 4, field: value})
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (["full_attention"], "has 1 entries, expected num_hidden_layers 2"),
+        ([], "has 0 entries, expected num_hidden_layers 2"),
+        ("full_attention", "has 'full_attention', expected a list of full_attention, sliding_att"),
+        (["full_attention", ["x"]], "has ['x'], expected full_attention, sliding_attention"),
+    ],
+)
+def test_types_that_are_not_one_for_each_layer_are_refused(types, message):
+    with pytest.raises(ValueError, match=re.escape(f"layer_types: llama {message}")):
+        read_model({**TINY, "layer_types": types})
 
 
 def test_heads_that_ranks_can_neither_split_nor_share_are_refused():

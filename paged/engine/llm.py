@@ -23,7 +23,7 @@ from paged.engine.progress import RunProgress
 from paged.engine.prompts import Prompt, as_list, one_each, prompt_token_ids
 from paged.engine.resolving import resolve_layers
 from paged.engine.runner import Runner
-from paged.engine.sampling import SamplingParams
+from paged.engine.sampling import MAX_SEED, SamplingParams, require_integer
 from paged.engine.stats import EngineStats
 from paged.engine.text import Detokenizer
 from paged.layouts import Layout
@@ -101,6 +101,8 @@ class LLM:
         ):
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
+        if seed is not None:
+            require_integer("seed", seed, 0, MAX_SEED)
         if not isinstance(model, str | Path):
             if not isinstance(model, Decoder):
                 raise ValueError(f"model: got {model!r}, expected a name, a folder or a `Decoder`")

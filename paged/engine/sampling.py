@@ -56,22 +56,22 @@ class SamplingParams:
             )
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: got {self.top_p!r}, expected 0 < top_p <= 1")
-        _require_integer("top_k", self.top_k, 0, 2**31 - 1)
-        _require_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _require_integer("n", self.n, 1, 2**31 - 1)
+        require_integer("top_k", self.top_k, 0, 2**31 - 1)
+        require_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        require_integer("n", self.n, 1, 2**31 - 1)
         if self.n > 1 and self.is_greedy:
             raise ValueError(
                 f"n: got {self.n} with temperature 0, expected 1: all samples would be the same"
             )
         if self.seed is not None:
-            _require_integer("seed", self.seed, 0, MAX_SEED)
+            require_integer("seed", self.seed, 0, MAX_SEED)
         for index, text in enumerate(stop):
             if not isinstance(text, str) or not text:
                 raise ValueError(
                     f"stop[{index}]: got {text!r}, expected a string that is not empty"
                 )
         for index, token in enumerate(self.stop_token_ids):
-            _require_integer(f"stop_token_ids[{index}]", token, 0, 2**31 - 1)
+            require_integer(f"stop_token_ids[{index}]", token, 0, 2**31 - 1)
 
     @property
     def is_greedy(self) -> bool:
@@ -88,6 +88,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _require_integer(name: str, value: int, low: int, high: int) -> None:
+def require_integer(name: str, value: int, low: int, high: int) -> None:
+    """Refuses what is no integer from `low` to `high`.
+
+    Raises:
+        ValueError: it names the argument, its value and the range.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{name}: got {value!r}, expected an integer from {low} to {high}")

@@ -136,7 +136,7 @@ def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = 
     def bias(rule: bool | str) -> bool:
         return keys.flag(rule) if isinstance(rule, str) else rule
 
-    num_layers, num_heads = keys.count("num_hidden_layers"), keys.count("num_attention_heads")
+    num_layers, num_heads = keys.num_layers(), keys.count("num_attention_heads")
     hidden_size = keys.integer("hidden_size")
     quotient = hidden_size // num_heads if architecture.head_dim_defaults_to_quotient else None
     kv_heads = num_heads if architecture.kv_heads_default_to_heads else None
@@ -173,9 +173,9 @@ def config_from_hf(values: Mapping[str, Any], *, ignore_keys: Collection[str] = 
 
 
 def _read_number(keys: Keys, key: str) -> Any:
-    """A number as it is written, integers as such, or None for null."""
-    if keys.require(key) is not None:
-        keys.number(key)
+    """A positive number as it is written, integers as such, or None for null."""
+    if keys.require(key) is not None and keys.number(key) <= 0:
+        raise ValueError(f"{key}: got {keys.get(key)!r}, expected a positive number or null")
     return keys.get(key)
 
 

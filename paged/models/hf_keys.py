@@ -25,6 +25,9 @@ _TRAINING = """
     chunk_size_feed_forward finetuning_task id2label label2id problem_type task_specific_params
     tf_legacy_loss tie_encoder_decoder torchscript use_bfloat16
 """
+MOST_LAYERS = 10_000
+"""More than any model has. Lists are made with an entry for each, which must come to an end."""
+
 _HARMLESS = frozenset(f"{_BOOKKEEPING} {_GENERATION} {_TRAINING}".split())
 
 # It would matter, but not at this value. A key at null or false is taken not to matter either.
@@ -78,6 +81,13 @@ class Keys:
         value = self.get(key, default)
         if not _is_integer(value, 1):
             raise self._error(key, value, "an integer of at least 1")
+        return value
+
+    def num_layers(self) -> int:
+        """`num_hidden_layers`, an integer from 1 to `MOST_LAYERS`."""
+        value = self.count("num_hidden_layers")
+        if value > MOST_LAYERS:
+            raise self._error("num_hidden_layers", value, f"an integer from 1 to {MOST_LAYERS}")
         return value
 
     def number(self, key: str, default: float | None = None, *, low: float = -math.inf) -> float:

@@ -14,9 +14,10 @@ Azure LLM inference traces. Neither says what the tokens were.
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,31 @@ def read_trace(path: str | Path, limit: int | None = None) -> Trace:
     path = Path(path)
     if limit is not None and limit < 1:
         raise ValueError(f"limit: got {limit}, expected at least 1")
-    with path.open(encoding="utf-8", newline="") as file:
-        first = file.readline().strip()
-        file.seek(0)
+    # Bytes that are no UTF-8 are kept until `_lines` comes to them, and knows where they are.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        lines = _lines(path, file)
+        head = next(lines, "")
+        lines, first = chain([head], lines), head.strip()
         if first.startswith("{"):
-            return _collect(path, _mooncake(path, file), limit, with_ids=True)
+            return _collect(path, _mooncake(path, lines), limit, with_ids=True)
         if first.split(",") == _CSV_HEADER:
-            return _collect(path, _azure(path, file), limit, with_ids=False)
+            return _collect(path, _azure(path, lines), limit, with_ids=False)
     raise ValueError(
         f"{path}, line 1: got {first[:60]!r}, expected an object of Mooncake's form or the header "
         f"{','.join(_CSV_HEADER)}"
     )
+
+
+def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            byte = ord(line[error.start]) - 0xDC00
+            raise ValueError(
+                f"{path}, line {number}: got byte 0x{byte:02x}, expected UTF-8"
+            ) from None
+        yield line
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +152,8 @@ def _collect(
     return Trace(path.name, arrivals, prompts, outputs, tuple(ids) if with_ids else None)
 
 
-def _mooncake(path: Path, file: Any) -> Iterator[_Request]:
-    for number, line in enumerate(file, 1):
+def _mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
@@ -146,6 +161,11 @@ def _mooncake(path: Path, file: Any) -> Iterator[_Request]:
             entry = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{where}: got no JSON: {error}") from None
+        except RecursionError:
+            raise ValueError(
+                f"{where}: got JSON that is too deeply nested, expected an object of numbers and "
+                "one list of them"
+            ) from None
         if not isinstance(entry, dict):
             raise ValueError(f"{where}: got {type(entry).__name__}, expected an object")
         prompt = _field(where, "input_length", entry, _count)
@@ -165,8 +185,8 @@ def _mooncake(path: Path, file: Any) -> Iterator[_Request]:
         )
 
 
-def _azure(path: Path, file: Any) -> Iterator[_Request]:
-    rows = csv.reader(file)
+def _azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
+    rows = csv.reader(lines)
     next(rows)
     for row in rows:
         if not row:

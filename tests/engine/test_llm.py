@@ -161,6 +161,8 @@ def test_caches_and_parameters_take_the_dtype_asked_for(tiny_model, prompts):
         ({"block_size": 0}, "block_size: got 0, expected an integer of at least 1"),
         ({"num_blocks": 1}, "num_blocks: got 1, expected an integer of at least 2"),
         ({"max_num_seqs": -2}, "max_num_seqs: got -2"),
+        ({"seed": -1}, "seed: got -1, expected an integer from 0 to 18446744073709551615"),
+        ({"seed": 1.5}, "seed: got 1.5, expected an integer from 0 to"),
         ({"layout": "row_major"}, "layout: got 'row_major', expected one of flash_attn"),
         ({"backend": "fastest"}, "backend: got 'fastest', expected one of pallas_tpu"),
         ({"model": "no-such-model"}, "model: got 'no-such-model'"),

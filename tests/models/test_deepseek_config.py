@@ -120,6 +120,7 @@ def test_what_is_written_reads_back_the_same(values):
         ({"num_key_value_heads": 8}, "num_key_value_heads: got 8, supported is 128"),
         ({"head_dim": 128}, "head_dim: got 128, supported is 64 or 192"),
         ({"moe_layer_freq": 2}, "moe_layer_freq: got 2, supported is 1"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers: got 10+, expected an integer from 1 to"),
         ({"n_group": None}, "n_group, topk_group: got None and 4"),
         ({"n_group": 7}, "num_groups: got 7, expected a divisor of num_experts 256"),
         ({"num_experts_per_tok": 129}, "experts_per_token: got 129, expected at most the 128"),

@@ -307,6 +307,14 @@ def test_a_window_is_a_count(window):
         config_from_hf(small("MistralForCausalLM", sliding_window=window))
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("layers", [10_001, 10**8, 10**30])
+def test_more_layers_than_could_be_meant_are_refused(architecture, layers):
+    message = f"num_hidden_layers: got {layers}, expected an integer from 1 to 10000"
+    with pytest.raises(ValueError, match=message):
+        config_from_hf(small(architecture, num_hidden_layers=layers))
+
+
 @pytest.mark.parametrize("content", ["[]", "null", "{", ""])
 def test_a_config_that_is_no_object_is_refused(content, tmp_path):
     (tmp_path / "config.json").write_text(content)

@@ -186,8 +186,10 @@ def test_what_is_written_reads_back_the_same(values):
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation: got 'gelu', supported is"),
         ("gemma2", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', supported is 'gelu_pytorch"),
         ("gemma2", {"rope_scaling": {"type": "longrope"}}, "rope_type: got 'longrope', supported"),
-        ("gemma2", {"attn_logit_softcapping": -1}, "soft_cap: got -1, expected a positive number"),
-        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0, expected an"),
+        ("gemma2", {"attn_logit_softcapping": -1}, "^attn_logit_softcapping: got -1, expected a p"),
+        ("gemma2", {"final_logit_softcapping": 0}, "^final_logit_softcapping: got 0, expected a p"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0, expected a posi"),
+        ("gemma2", {"query_pre_attn_scalar": 1.5}, "query_pre_attn_scalar: got 1.5, expected an"),
         ("gemma2", {"sliding_window": None}, "sliding_window: got null, expected an integer"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 42}, "layer_types: got 'chunked_att"),
         # transformers' class passes over a cap of the attention's logits.

@@ -40,6 +40,24 @@ def test_an_azure_trace(tmp_path):
         read.token_ids(0)
 
 
+@pytest.mark.parametrize("write", [write_mooncake, write_azure])
+def test_a_mark_of_the_byte_order_is_passed_over(tmp_path, write):
+    path = write(tmp_path / "trace")
+    plain = read_trace(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_trace(path).prompts.tolist() == plain.prompts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("start", "line"), [("", 1), (f"{GOOD}\n\n", 3), (f"{HEADER}\n2023-11-16 18:15:45,1,1\n", 3)]
+)
+def test_bytes_that_are_no_utf_8_are_refused_where_they_are(tmp_path, start, line):
+    path = tmp_path / "trace"
+    path.write_bytes(start.encode() + "é".encode() + b"\xff\xfe1,1\n")
+    with pytest.raises(ValueError, match=f"trace, line {line}: got byte 0xff, expected UTF-8"):
+        read_trace(path)
+
+
 def test_a_limit_takes_the_first_requests_and_reads_no_further(tmp_path):
     path = write_azure(tmp_path / "trace.csv")
     path.write_bytes(path.read_bytes() + b"\r\nno more of it")
@@ -53,6 +71,7 @@ def test_a_limit_takes_the_first_requests_and_reads_no_further(tmp_path):
     [
         ("{", "line 2: got no JSON"),
         ("[]", "line 2: got list, expected an object"),
+        ("[" * 200_000, "line 2: got JSON that is too deeply nested, expected an object of num"),
         ('{"timestamp": 0}', "line 2: input_length: got none, expected one; there are timestamp"),
         (mooncake_line("x", 1, 1, [1]), "line 2: timestamp: got 'x', expected milliseconds"),
         (mooncake_line(float("nan"), 1, 1, [1]), "line 2: timestamp: got nan, expected millis"),

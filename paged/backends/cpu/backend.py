@@ -23,6 +23,9 @@ PATH_VARIABLE = "PAGED_CPU_PATH"
 """Environment variable that names the kernels to take, where the argument does not."""
 
 
+_MOST_THREADS = 2**31 - 1
+
+
 class CpuBackend(KernelBackend):
     """C++ kernels over JAX arrays on the CPU, on XLA's own threads.
 
@@ -50,9 +53,13 @@ class CpuBackend(KernelBackend):
         self, *, path: str | None = None, threads: int | None = None, library: Path = LIBRARY
     ) -> None:
         if threads is not None and (
-            isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
+            isinstance(threads, bool)
+            or not isinstance(threads, int)
+            or not 1 <= threads <= _MOST_THREADS
         ):
-            raise ValueError(f"threads: got {threads!r}, expected an integer of at least 1 or None")
+            raise ValueError(
+                f"threads: got {threads!r}, expected an integer from 1 to {_MOST_THREADS} or None"
+            )
         found = load_library(library)
         self._missing = found if isinstance(found, str) else None
         self._library = None if isinstance(found, str) else found
@@ -207,7 +214,8 @@ def _checked(call: Any) -> Any:
     """
     try:
         return jax.block_until_ready(call())
-    except jax.errors.JaxRuntimeError as error:
+    # A call that JAX has cached raises a ValueError of its own, with the code in front too.
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
         _, _, why = str(error).partition("INVALID_ARGUMENT: ")
         if not why:
             raise

@@ -60,7 +60,7 @@ def config_from_hf(
         hidden_size=keys.integer("hidden_size"),
         intermediate_size=keys.integer("intermediate_size"),
         moe_intermediate_size=keys.integer("moe_intermediate_size"),
-        num_layers=keys.count("num_hidden_layers"),
+        num_layers=keys.num_layers(),
         num_dense_layers=keys.integer("first_k_dense_replace"),
         num_heads=num_heads,
         # Required, so that none is taken for uncompressed queries because a key was lost.

@@ -255,6 +255,22 @@ def test_values_that_break_the_contract_are_refused(name, index, value, message)
         jax.block_until_ready(compiled(query, cache, wrong.map(jnp.asarray)))
 
 
+# Sizes that no other test has: JAX has not cached such a call before.
+@pytest.mark.parametrize(("num_blocks", "goes_well_before"), [(7, False), (11, True)])
+def test_a_refusal_has_the_same_words_after_a_call_that_went_well(num_blocks, goes_well_before):
+    cache = KVCache(jnp.zeros((num_blocks, 2, 2, 1, 4)), FLASHINFER)
+    good = changed(small_step(), "block_table", (0, 1), 1)
+    query, rows = jnp.ones((good.num_tokens, 2, 4)), jnp.ones((3, 1, 4))
+    backend = CpuBackend()
+    if goes_well_before:
+        backend.attend(query, cache, good, SPEC)
+        backend.write(cache, rows, rows, np.array([0, 1, 2], np.int32))
+    with pytest.raises(ValueError, match=r"^block_table\[0, 1\]: got block -2, expected 0 <= "):
+        backend.attend(query, cache, changed(good, "block_table", (0, 1), -2), SPEC)
+    with pytest.raises(ValueError, match=r"^slot_mapping\[1\]: got -2, expected -1 <= slot < "):
+        backend.write(cache, rows, rows, np.array([0, -2, 2], np.int32))
+
+
 @pytest.mark.parametrize("slot", [18, -2, 2**31 - 1])
 def test_a_slot_out_of_range_is_refused_before_anything_is_written(slot):
     cache = KVCache(jnp.zeros((9, 2, 2, 1, 4)), FLASHINFER)
@@ -292,7 +308,7 @@ def test_a_path_by_argument_and_by_environment(monkeypatch):
         CpuBackend()
 
 
-@pytest.mark.parametrize("threads", [0, -1, True, 1.5])
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5, 2**31, 2**63])
 def test_threads_are_a_positive_number(threads):
     with pytest.raises(ValueError, match=f"threads: got {threads}, expected an integer"):
         CpuBackend(threads=threads)
