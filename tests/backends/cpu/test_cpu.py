@@ -384,34 +384,32 @@ def test_offsets_past_two_to_the_31():
     assert np.asarray(written.data[num_blocks - 2, :, 3, 0]).tolist() == [[2] * 64, [0] * 64]
 
 
-def in_a_process(command, preload, **environment):
-    found = subprocess.run(
-        ["g++", f"-print-file-name={preload}"], capture_output=True, text=True, check=False
-    )
-    if not Path(found.stdout.strip()).is_absolute():
-        pytest.skip(f"no {preload}")
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
-        env={
-            **os.environ,
-            "LD_PRELOAD": found.stdout.strip(),
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(HERE.parents[2]),
-            **environment,
-        },
-    )
+def runtime(name):
+    """A library that comes with the compiler."""
+    command = ["g++", f"-print-file-name={name}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return found if Path(found).is_absolute() else pytest.skip(f"no {name}")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("path", [PATHS[0], "scalar"])
 def test_no_access_out_of_bounds(path):
     """AddressSanitizer and UBSan watch the kernels run conformance cases."""
-    command = [sys.executable, str(HERE / "sanitized.py"), path, *ESSENTIAL, "head_dim/*"]
-    done = in_a_process(command, "libasan.so", ASAN_OPTIONS="detect_leaks=0")
+    # Python has no C++ in it: what watches exceptions must find them at the start.
+    environment = {
+        "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libstdc++.so')}",
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(HERE.parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, str(HERE / "sanitized.py"), path, *ESSENTIAL, "head_dim/*"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
