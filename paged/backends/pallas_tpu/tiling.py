@@ -30,10 +30,11 @@ _GROUP = 32
 _COLUMNS = 512
 _LANES = 128
 # Two buffers of a chunk: as much as 2,048 tokens of 8 KV heads of 128 in bfloat16 take, and no more
-# than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere: with 9 MiB of float8
-# heads of 256 a decode takes 16.3 on v4.
+# than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere. Heads in two parts leave
+# more beside it: with 9 MiB of float8 heads of 256 a decode takes 16.3 on v4.
 _CHUNK_BYTES = 20 << 20
-_CHUNK_SHARE = 0.55
+_CHUNK_SHARE = 0.65
+_PARTED_CHUNK_SHARE = 0.55
 _LEAST_VMEM = 16 << 20
 # Of VMEM, what a prefill's own arrays may take; the rest is for spilled registers.
 _PREFILL_SHARE = 0.85
@@ -219,7 +220,8 @@ def _latent_tilings(
 
 def _fit(chunk: int, least: int, cells: Cells, tokens: int, budget: int = _CHUNK_BYTES) -> int:
     """No more than VMEM and the budget hold, and not twice the tokens that there are."""
-    room = min(budget, int(_CHUNK_SHARE * vmem_bytes()))
+    share = _CHUNK_SHARE if cells.parts == 1 else _PARTED_CHUNK_SHARE
+    room = min(budget, int(share * vmem_bytes()))
     while chunk > least and 2 * chunk * cells.vmem_bytes_per_token > room:
         chunk //= 2
     while chunk // 2 >= max(tokens, least):
