@@ -26,9 +26,9 @@ BALANCE = {"cpu": 7.0, "cuda": 206.0, "rocm": 247.0, "tpu": 240.0}
 
 cpu: two cores with AVX2 in fp32, 134 GFLOP/s and 18 GB/s, both measured. The others are vendors'
 figures in bfloat16: H200 989 TFLOP/s and 4.8 TB/s, MI300X 1,307 and 5.3, TPU v5e 197 and 0.819.
-On the cpu bytes hardly move the choice. Measured there with the widths of V2-Lite, fp32, November
-2026: after 1,024 and 4,096 tokens both forms take the same time from about 128 to 192 new ones.
-Operations alone say 159 and 168, with bytes it is 165 and 178.
+On the cpu bytes hardly move the choice: with the widths of V2-Lite, after 1,024 and 4,096 tokens,
+operations alone expand from 159 and 168 new ones on, with bytes it is 165 and 178. docs/models.md
+has what was measured there.
 """
 
 
