@@ -30,8 +30,8 @@ _GROUP = 32
 _COLUMNS = 512
 _LANES = 128
 # Two buffers of a chunk: as much as 2,048 tokens of 8 KV heads of 128 in bfloat16 take, and no more
-# than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere. Heads in two parts leave
-# more beside it: with 9 MiB of float8 heads of 256 a decode takes 16.3 on v4.
+# than this part of VMEM, which is 16 MiB on v4 and 64 or 128 MiB elsewhere. Heads in two parts
+# leave more beside it: with 9 MiB of float8 heads of 256 a decode takes 16.3 on v4.
 _CHUNK_BYTES = 20 << 20
 _CHUNK_SHARE = 0.65
 _PARTED_CHUNK_SHARE = 0.55
