@@ -1,13 +1,14 @@
 """The two forms of latent attention against query length: operations, bytes, time, and the choice.
 
     python benchmarks/latent_forms.py
-    python benchmarks/latent_forms.py --json --repeats 9
+    python benchmarks/latent_forms.py --backend xla --json --repeats 9
 
 One layer with the widths of DeepSeek-V2-Lite (16 heads, latent of 512 + 64, heads of 128 + 64 and
-128; hidden 2,048), random fp32 weights, one sequence in blocks of 64 on `xla`. The whole layer is
-timed, projections from and to the residual stream included, which both forms share. The three
-runs alternate; the figure is the least of them, for what else the machine does only adds to it.
-`chosen / best` is what the model's own choice costs beside the faster form.
+128; hidden 2,048), random fp32 weights, one sequence in blocks of 64. The whole layer is timed,
+projections from and to the residual stream included, which both forms share. The three runs
+alternate; the figure is the least of them, for what else the machine does only adds to it.
+`chosen / best` is what the model's own choice costs beside the faster form. The backend attends
+where the form is absorbed; the expanded form is XLA's.
 
 XLA:CPU allocates a program's working memory at each run, and glibc maps what is above 32 MiB anew
 each time. The program with both forms passes that where one of a single form does not, which then
@@ -29,7 +30,7 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
-from paged import MetadataBuilder, resolve
+from paged import MetadataBuilder, Resolution, resolve
 from paged.metadata import AttentionMetadata
 from paged.models import DeepseekConfig, RouterConfig
 from paged.models.deepseek import absorbed_cost, expanded_cost, prefers_expanded
@@ -81,11 +82,10 @@ def step_of(query_len: int, history: int) -> AttentionMetadata:
     return step.metadata.map(jnp.asarray)
 
 
-def runner(form: str, metadata: AttentionMetadata) -> Callable[[], float]:
+def runner(form: str, metadata: AttentionMetadata, resolution: Resolution) -> Callable[[], float]:
     """One run of the layer in a form; its seconds."""
     layer = LatentAttention(CONFIG, 0, dtype=jnp.float32, rngs=nnx.Rngs(0))
     layer.form = form
-    resolution = resolve(CONFIG.attention_specs[0], layout="mla", backend="xla")
     num_blocks = metadata.block_table.shape[1] + 1
     cache = resolution.allocate(num_blocks, BLOCK_SIZE, dtype="float32")
     cache = cache.with_data(jax.random.normal(jax.random.key(0), cache.data.shape) * 0.1)
@@ -109,31 +109,38 @@ def runner(form: str, metadata: AttentionMetadata) -> Callable[[], float]:
     return run
 
 
-def measured(query_len: int, history: int, repeats: int) -> dict[str, Any]:
+def measured(query_len: int, history: int, repeats: int, resolution: Resolution) -> dict[str, Any]:
     metadata = step_of(query_len, history)
-    runs = {form: runner(form, metadata) for form in FORMS}
+    runs = {form: runner(form, metadata, resolution) for form in FORMS}
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}
     for _ in range(repeats):
         for form, run in runs.items():
             seconds[form].append(run())
     least = {form: min(times) for form, times in seconds.items()}
     lengths = (query_len, history + query_len)
+    prefers = prefers_expanded(
+        CONFIG,
+        *lengths,
+        itemsize=4,
+        target=resolution.target,
+        operation_cost=resolution.operation_cost,
+    )
     costs = {"absorbed": absorbed_cost, "expanded": expanded_cost}
     return {
+        "backend": resolution.backend.name,
         "query_len": query_len,
         "history": history,
         "operations": {f: cost(CONFIG, *lengths).operations for f, cost in costs.items()},
         "bytes": {f: cost(CONFIG, *lengths, itemsize=4).num_bytes for f, cost in costs.items()},
         "milliseconds": {form: round(least[form] * 1e3, 2) for form in FORMS},
-        "chosen": (
-            "expanded" if bool(prefers_expanded(CONFIG, *lengths, itemsize=4)) else "absorbed"
-        ),
+        "chosen": "expanded" if prefers else "absorbed",
         "chosen_over_best": round(least["auto"] / min(least["absorbed"], least["expanded"]), 3),
     }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    table = Table("queries", "history", "chosen", title="latent attention, one layer, fp32")
+    title = f"latent attention, one layer, fp32, on {rows[0]['backend']}"
+    table = Table("queries", "history", "chosen", title=title)
     for name in ("Mop", "MB", "ms"):
         for form in ("absorbed", "expanded"):
             table.add_column(f"{form}\n{name}", justify="right")
@@ -151,10 +158,12 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--backend", default="auto", help="what attends in the absorbed form")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     keep_memory()
-    rows = [measured(*lengths, options.repeats) for lengths in LENGTHS]
+    resolution = resolve(CONFIG.attention_specs[0], layout="mla", backend=options.backend)
+    rows = [measured(*lengths, options.repeats, resolution) for lengths in LENGTHS]
     if options.json:
         print(json.dumps(rows, indent=2))
     else:

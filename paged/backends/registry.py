@@ -69,6 +69,16 @@ class Resolution:
     target: str
     passed_over: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def operation_cost(self) -> float:
+        """What an operation of the backend's attention over many queries costs.
+
+        In operations of XLA's plain matrix product on the same target; a backend that was
+        measured says it by an attribute of that name. A model that can attend in more than one
+        way weighs them by it.
+        """
+        return getattr(self.backend, "operation_cost", 1.0)
+
     def allocate(
         self, num_blocks: int, block_size: int, *, dtype: str = "float32", **arrays: Any
     ) -> KVCache:

@@ -40,9 +40,9 @@ class PagedAttention:
         self.metadata = metadata
         self._resolutions = resolutions
 
-    def target(self, layer: int) -> str:
-        """The platform that a layer's calls are compiled for."""
-        return self._resolutions[layer].target
+    def resolution(self, layer: int) -> Resolution:
+        """What serves a layer."""
+        return self._resolutions[layer]
 
     def __call__(
         self,

@@ -10,7 +10,7 @@ from paged import MetadataBuilder, resolve
 from paged.blocks import BlockTable
 from paged.models import DeepseekConfig, DeepseekTransformer, RouterConfig
 from paged.models.deepseek import absorbed_cost, expanded_cost, prefers_expanded
-from paged.models.deepseek.cost import BALANCE
+from paged.models.deepseek.cost import BALANCE, EXPANDED_COST, ever_prefers_expanded
 from paged.models.deepseek.mla import first_expanded
 from paged.models.paged_attention import PagedAttention
 
@@ -156,19 +156,36 @@ def test_costs_by_hand():
     assert expanded.num_bytes == 2 * (latents + weights + own + 2 * 1000 * 128 * (192 + 128))
 
 
+@pytest.mark.parametrize("operation_cost", [1.0, 0.55])
 @pytest.mark.parametrize("config", [V3, small()], ids=["v3", "small"])
 @pytest.mark.parametrize("target", BALANCE)
-def test_the_choice_is_the_cheaper_form_and_never_a_decode_expanded(config, target):
-    traced = jax.jit(lambda q, s: prefers_expanded(config, q, s, target=target))
+def test_the_choice_is_the_cheaper_form_and_never_a_decode_expanded(config, target, operation_cost):
+    machine = {"target": target, "operation_cost": operation_cost}
+    traced = jax.jit(lambda q, s: prefers_expanded(config, q, s, **machine))
     for query_len in (1, 2, 13, 100, 170, 500, 4096):
         for history in (0, 1, 100, 5000, 200_000):
             lengths = query_len, query_len + history
             absorbed, expanded = (cost(config, *lengths) for cost in (absorbed_cost, expanded_cost))
-            saved = absorbed.operations - expanded.operations
+            saved = absorbed.projection - expanded.projection
+            saved += operation_cost * absorbed.attention
+            saved -= EXPANDED_COST.get(target, 1.0) * expanded.attention
             saved += BALANCE[target] * (absorbed.num_bytes - expanded.num_bytes)
-            chosen = prefers_expanded(config, *lengths, target=target)
+            chosen = prefers_expanded(config, *lengths, **machine)
             assert chosen == (saved > 0 and query_len > 1)
             assert traced(*lengths) == chosen
+
+
+@pytest.mark.parametrize("operation_cost", [1.0, 0.7, 0.55, 0.1])
+@pytest.mark.parametrize("config", [V3, small(), small(kv_lora_rank=8)])
+@pytest.mark.parametrize("target", BALANCE)
+def test_whether_any_length_prefers_the_expanded_form_is_known_beforehand(
+    config, target, operation_cost
+):
+    machine = {"target": target, "operation_cost": operation_cost}
+    for most in (0, 1, 2, 3, 17, 64, 700):
+        lengths = ((q, q + history) for q in range(most + 1) for history in (0, 1, 900))
+        some = any(prefers_expanded(config, *pair, **machine) for pair in lengths)
+        assert ever_prefers_expanded(config, most, **machine) == some
 
 
 def test_each_sequence_of_an_array_is_weighed_by_itself():
@@ -178,9 +195,10 @@ def test_each_sequence_of_an_array_is_weighed_by_itself():
     assert chosen.tolist() == [False, True, False, True]
 
 
-@pytest.mark.parametrize(("target", "first"), [("cpu", 177), ("cuda", 343)])
-def test_v3_expands_later_where_bytes_are_dearer(target, first):
-    # Of operations alone from 171 on: each query saves 768 a key, and a key costs 131,072.
+@pytest.mark.parametrize(("target", "first"), [("cpu", 316), ("cuda", 343)])
+def test_v3_expands_later_where_bytes_or_its_attention_are_dearer(target, first):
+    # Of operations alone from 171 on: each query saves 768 a key, and a key costs 131,072. Where
+    # the expanded form's own count 2.1 times, a query saves 416.
     assert not prefers_expanded(V3, first - 1, 10_000_000, target=target)
     assert prefers_expanded(V3, first, 10_000_000, target=target)
 

@@ -5,7 +5,7 @@ projected from, and `qk_rope_head_dim` rotated entries that are part of every he
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from paged.metadata import AttentionMetadata
 from paged.models.attention import Attention
 from paged.models.deepseek.config import DeepseekConfig
-from paged.models.deepseek.cost import prefers_expanded
+from paged.models.deepseek.cost import ever_prefers_expanded, prefers_expanded
 from paged.models.deepseek.expanded import UpProjection, attend_expanded
 from paged.models.layers import Linear, RMSNorm, residual_gain
 from paged.models.paged_attention import PagedAttention
@@ -117,17 +117,22 @@ class LatentAttention(nnx.Module):
             out = attention.attend(self.layer, absorb(query, up), metadata=metadata)
             return leave(out, up)
 
-        # Static: a step of decodes is compiled without the other form.
-        if self.form == "absorbed" or (self.form == "auto" and metadata.max_query_len == 1):
+        resolution, form = attention.resolution(self.layer), self.form
+        machine = {
+            "target": resolution.target,
+            "operation_cost": resolution.operation_cost,
+            "itemsize": query.dtype.itemsize,
+        }
+        # Static: a step in which nothing can prefer the other form is compiled without it.
+        if form == "auto" and not ever_prefers_expanded(
+            self.config, metadata.max_query_len, **machine
+        ):
+            form = "absorbed"
+        if form == "absorbed":
             return absorbed(metadata)
-        if self.form == "expanded":
+        if form == "expanded":
             return attend_expanded(query, cache, metadata, up, spec)
-        first = first_expanded(
-            self.config,
-            metadata,
-            target=attention.target(self.layer),
-            itemsize=query.dtype.itemsize,
-        )
+        first = first_expanded(self.config, metadata, **machine)
         expanded = attend_expanded(query, cache, metadata, up, spec, first)
         # A step of prefills alone pays nothing for the form that it does not take.
         return expanded + jax.lax.cond(
@@ -151,9 +156,9 @@ def leave(
 
 
 def first_expanded(
-    config: DeepseekConfig, metadata: AttentionMetadata, *, target: str, itemsize: int
+    config: DeepseekConfig, metadata: AttentionMetadata, **machine: Any
 ) -> Int[Array, ""]:
-    """The first sequence that prefers the expanded form on a target; `num_seqs` where none does.
+    """The first sequence that prefers the expanded form on a machine; `num_seqs` where none does.
 
     Those behind it take that form too, so that each form gets a range of sequences: the contract
     puts decodes first, which are what must not be expanded.
@@ -163,8 +168,7 @@ def first_expanded(
         config,
         starts[1:] - starts[:-1],
         jnp.asarray(metadata.seq_lens),
-        target=target,
-        itemsize=itemsize,
+        **machine,
     )
     none = jnp.asarray(metadata.distribution)[2]
     return jnp.where(prefers.any(), jnp.argmax(prefers), none).astype(jnp.int32)
