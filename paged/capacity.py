@@ -327,7 +327,12 @@ def read_model(source: str | Path | Mapping[str, Any]) -> ModelCache:
 
 def _from_config(outer: Mapping[str, Any], *, name: str) -> ModelCache:
     # Models of several modalities keep the decoder's fields in an object of its own.
-    config = {**outer, **(outer.get("text_config") or {})}
+    text = outer.get("text_config") or {}
+    if not isinstance(text, Mapping):
+        raise ValueError(
+            f"model: text_config of {name} got {type(text).__name__}, expected an object"
+        )
+    config = {**outer, **text}
     num_heads = _integer(config, "num_attention_heads", name)
     num_kv_heads = _integer(config, "num_key_value_heads", name, num_heads)
     if num_heads % num_kv_heads:

@@ -300,6 +300,11 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content):
         read_model(tmp_path)
 
 
+def test_a_text_model_that_is_no_object_is_refused():
+    with pytest.raises(ValueError, match="model: text_config of llama got list, expected an obj"):
+        read_model({**TINY, "text_config": [1]})
+
+
 def test_requests_of_no_tokens_are_refused():
     with pytest.raises(ValueError, match="tokens: got 0, expected an integer of at least 1"):
         plan(TINY, "1MiB").num_requests(0)

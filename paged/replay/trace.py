@@ -13,7 +13,6 @@ Azure LLM inference traces. Neither says what the tokens were.
 
 import csv
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +32,7 @@ OUTPUT_TOKEN = 2**31 - 1
 _CSV_HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _MAX_IDS = 2**31 // TOKENS_PER_ID - 1
 _NS_PER_S = 1_000_000_000
+_MOST_MS = 9e12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +188,7 @@ def _mooncake(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
 def _azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
     rows = csv.reader(lines)
     next(rows)
-    for row in rows:
+    for row in _readable(path, rows):
         if not row:
             continue
         where = f"{path}, line {rows.line_num}"
@@ -202,6 +202,13 @@ def _azure(path: Path, lines: Iterable[str]) -> Iterator[_Request]:
             _field(where, "GeneratedTokens", entry, _written_count),
             [],
         )
+
+
+def _readable(path: Path, rows: Any) -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {rows.line_num}: got no CSV: {error}") from None
 
 
 class _Unreadable(Exception):
@@ -229,13 +236,15 @@ def _count(value: Any) -> int:
 
 
 def _written_count(text: str) -> int:
-    return _count(int(text) if text.isascii() and text.isdigit() else None)
+    # Python itself refuses to read thousands of digits.
+    return _count(int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None)
 
 
 def _milliseconds(value: Any) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
-        raise _Unreadable("milliseconds of at least 0")
+    # Written so that NaN is refused too; the end leaves nanoseconds room in int64.
+    if not is_number or not 0 <= value < _MOST_MS:
+        raise _Unreadable(f"milliseconds of at least 0 and less than {_MOST_MS:.0e}")
     return round(value * 1_000_000)
 
 

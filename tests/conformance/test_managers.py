@@ -10,6 +10,7 @@ from paged.conformance.managers import (
     MANAGER_RULES,
     run_manager_conformance,
 )
+from paged.conformance.managers.expect import BrokenRule, expect_raises
 from paged.conformance.managers.run import CHECKS
 
 
@@ -180,6 +181,19 @@ def test_a_faulty_manager_fails_by_the_right_rule(manager):
     assert case in failed
     assert failed[case].rule == rule
     assert failed[case].reason.startswith(f"rule {rule} ({MANAGER_RULES[rule].text})")
+
+
+def test_a_fault_of_the_program_is_no_refusal():
+    def refuses():
+        raise KeyError("no such block")
+
+    expect_raises("a call that is refused", refuses)
+    with pytest.raises(BrokenRule, match="a call that is served gave 3, expected an exception"):
+        expect_raises("a call that is served", lambda: 3)
+    with pytest.raises(TypeError):
+        expect_raises("a call with an argument too many", refuses, 1)
+    with pytest.raises(AttributeError):
+        expect_raises("a call of a method that is not there", lambda: refuses.nothing)
 
 
 def test_what_is_no_manager_is_refused():

@@ -23,9 +23,13 @@ def expect_raises(what: str, call: Callable[..., Any], *arguments: Any, **named:
 
     Raises:
         BrokenRule: it was served.
+        Exception: it failed by a fault of its own (a name or an argument that is not there), which
+            is no refusal.
     """
     try:
         found = call(*arguments, **named)
+    except (AttributeError, NameError, TypeError):
+        raise
     except Exception:  # noqa: BLE001 (a manager raises what it likes)
         return
     raise BrokenRule(f"{what} gave {found!r}, expected an exception")
