@@ -3,11 +3,16 @@
     python benchmarks/kernels.py --device cpu
     python benchmarks/kernels.py --device cpu --case "decode/*" --runs 10 --json -
 
-Each case runs every variant in turns, each turn beginning with another, and takes medians; on a
-machine that others use too, `--figure fastest` shows the fastest turns instead. `limit`
-reads as many bytes as the case's keys and values have, with all cores, as a sum of float32;
-`share` is the part of that bandwidth that a variant has. `sdpa` is torch's attention over a dense
+Each case runs every variant in turns, in another order each turn, so that each runs as often after
+every other, and takes medians; on a machine that others use too, `--figure fastest` shows the
+fastest turns instead. Two more variants are what the machine could do: `limit` reads as many bytes
+as the case's keys and values have, with all cores, as a sum of float32, and `matmul` multiplies
+matrices of float32. `share` is the part of the lower of these two roofs that a variant reaches: of
+the time that the case's bytes take at the one rate, or its operations at the other, whichever is
+longer. `sdpa` is torch's attention over a dense
 cache, the query group packed into the query axis: (requests, KV heads, group, width), no paging.
+As in a model, a run is several layers with a cache each, one after the other in one program; times
+are of one layer.
 vLLM is named where it can be imported, and not measured.
 """
 
@@ -16,6 +21,7 @@ import importlib.util
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -38,11 +44,15 @@ from paged.backends.cpu import CpuBackend
 from paged.backends.xla import XlaBackend
 from paged.dtypes import is_quantized
 from paged.layouts import LAYOUTS, KVCache
+from paged.metadata import AttentionMetadata
 
 Call = Callable[[], Any]
 
 LATENT = AttentionSpec(16, 1, 576, 576**-0.5, kv_lora_rank=512, qk_rope_head_dim=64)
 HEADS = AttentionSpec(32, 8, 128, 128**-0.5)
+ROOFS = ("limit", "matmul")
+LAYERS = 4
+MATRIX = 2048  # rows and columns
 KV_LAYOUTS = [layout.name for layout in LAYOUTS.values() if not layout.is_latent]
 
 
@@ -97,43 +107,68 @@ def ours(case: Case) -> dict[str, Call]:
         num_computed=np.full(case.num_seqs, case.seq_len - case.query_len),
     )
     metadata = step.metadata.map(jnp.asarray)
-    cache_spec = KVCacheSpec.of(spec, block_size=case.block_size, dtype=case.dtype)
-    scale = jnp.float32(0.03) if is_quantized(case.dtype) else None
-    cache = KVCache.allocate(cache_spec, case.layout, num_blocks, k_scale=scale, v_scale=scale)
-    data = rng.standard_normal(cache.data.shape, np.float32) * (40 if scale is not None else 1)
-    cache = cache.with_data(jnp.asarray(data).astype(cache.data.dtype))
+    caches = [filled(case, num_blocks, rng) for _ in range(LAYERS)]
     query_dtype = "bfloat16" if is_quantized(case.dtype) else case.dtype
     shape = (metadata.num_tokens, spec.num_heads, spec.head_dim)
     query = jnp.asarray(rng.standard_normal(shape, np.float32), query_dtype)
 
     def call(backend: Any) -> Call:
-        attend = jax.jit(lambda *given: backend.attend(*given, spec))
-        return lambda: jax.block_until_ready(attend(query, cache, metadata))
+        @jax.jit
+        def layers(query: jax.Array, caches: list[KVCache], metadata: AttentionMetadata):
+            for cache in caches:
+                out = backend.attend(query, cache, metadata, spec).out
+                # The next layer's, so that none can begin before.
+                query = query.at[..., : spec.value_dim].set(out)
+            return query
+
+        return lambda: jax.block_until_ready(layers(query, caches, metadata))
 
     return {"cpu": call(CpuBackend()), "xla": call(XlaBackend())}
 
 
+def filled(case: Case, num_blocks: int, rng: np.random.Generator) -> KVCache:
+    cache_spec = KVCacheSpec.of(case.spec, block_size=case.block_size, dtype=case.dtype)
+    scale = jnp.float32(0.03) if is_quantized(case.dtype) else None
+    cache = KVCache.allocate(cache_spec, case.layout, num_blocks, k_scale=scale, v_scale=scale)
+    data = rng.standard_normal(cache.data.shape, np.float32) * (40 if scale is not None else 1)
+    return cache.with_data(jnp.asarray(data).astype(cache.data.dtype))
+
+
 def peers(case: Case) -> dict[str, Call]:
-    """torch over a dense cache, and the sum that reads memory."""
+    """What the machine does at most, and torch over a dense cache."""
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
-    numbers = torch.ones(max(case.bytes_read, 64 << 20) // 4)
-    found: dict[str, Call] = {"limit": lambda: numbers.sum()}
+    numbers = torch.ones(LAYERS * bytes_summed(case) // 4)
+    square = jnp.ones((MATRIX, MATRIX))
+    multiply = jax.jit(lambda a: a @ a)
+    found: dict[str, Call] = {
+        "limit": lambda: numbers.sum(),
+        "matmul": lambda: jax.block_until_ready(multiply(square)),
+    }
     if is_quantized(case.dtype):
         return found
     dtype, spec = getattr(torch, case.dtype), case.spec
     rows = spec.group_size if case.query_len == 1 else case.query_len
     heads = spec.num_kv_heads if case.query_len == 1 else spec.num_heads
     query = torch.randn(case.num_seqs, heads, rows, spec.head_dim).to(dtype)
-    key = torch.randn(case.num_seqs, heads, case.seq_len, spec.head_dim).to(dtype)
-    value = torch.randn(case.num_seqs, heads, case.seq_len, spec.value_dim).to(dtype)
+    keys, values = (
+        [torch.randn(case.num_seqs, heads, case.seq_len, width).to(dtype) for _ in range(LAYERS)]
+        for width in (spec.head_dim, spec.value_dim)
+    )
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def sdpa() -> Any:
-        return attend(query, key, value, scale=spec.scale, is_causal=case.query_len > 1)
+        for key, value in zip(keys, values, strict=True):
+            out = attend(query, key, value, scale=spec.scale, is_causal=case.query_len > 1)
+        return out
 
     return {**found, "sdpa": sdpa}
+
+
+def bytes_summed(case: Case) -> int:
+    """What `limit` reads for a layer: enough that no cache holds all layers'."""
+    return max(case.bytes_read, 32 << 20)
 
 
 def in_turns(calls: dict[str, Call], runs: int) -> dict[str, list[float]]:
@@ -141,9 +176,10 @@ def in_turns(calls: dict[str, Call], runs: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for call in calls.values():
         call()
-    for turn in range(runs):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    order = random.Random(0)
+    for _ in range(runs):
+        order.shuffle(names)
+        for name in names:
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
@@ -161,13 +197,19 @@ def measured(case: Case, runs: int) -> dict[str, Any]:
 
 def figures(case: Case, seconds: dict[str, float]) -> dict[str, dict[str, float]]:
     """What each variant's time comes to."""
-    limit = max(case.bytes_read, 64 << 20) / seconds["limit"]
+    seconds = {name: each if name == "matmul" else each / LAYERS for name, each in seconds.items()}
+    bytes_of = dict.fromkeys(seconds, case.bytes_read) | {"limit": bytes_summed(case), "matmul": 0}
+    flops_of = dict.fromkeys(seconds, case.flops) | {"limit": 0, "matmul": 2 * MATRIX**3}
+    roof = max(
+        case.bytes_read * seconds["limit"] / bytes_of["limit"],
+        case.flops * seconds["matmul"] / flops_of["matmul"],
+    )
     return {
         name: {
             "milliseconds": each * 1e3,
-            "gb_per_s": limit / 1e9 if name == "limit" else case.bytes_read / each / 1e9,
-            "share": 1.0 if name == "limit" else case.bytes_read / each / limit,
-            "gflop_per_s": 0.0 if name == "limit" else case.flops / each / 1e9,
+            "gb_per_s": bytes_of[name] / each / 1e9,
+            "gflop_per_s": flops_of[name] / each / 1e9,
+            "share": 1.0 if name in ROOFS else roof / each,
             "times_of_cpu": each / seconds["cpu"],
         }
         for name, each in seconds.items()
@@ -201,7 +243,7 @@ def main() -> None:
                 f"{found['gb_per_s']:.1f}",
                 f"{found['share']:.2f}",
                 f"{found['gflop_per_s']:.0f}",
-                f"{found['times_of_cpu']:.2f}",
+                "" if name in ROOFS else f"{found['times_of_cpu']:.2f}",
             )
     console.print(table)
     has_vllm = importlib.util.find_spec("vllm") is not None

@@ -77,7 +77,7 @@ def test_a_limit_takes_the_first_requests_and_reads_no_further(tmp_path):
         (mooncake_line(float("nan"), 1, 1, [1]), "line 2: timestamp: got nan, expected millis"),
         (
             mooncake_line(10**400, 1, 1, [1]),
-            "line 2: timestamp: got 1000+, expected milliseconds of",
+            "line 2: timestamp: got 1000+, expected milli",
         ),
         (mooncake_line(0, 0, 1, []), "line 2: input_length: got 0, expected an integer of at le"),
         (mooncake_line(0, True, 1, [1]), "line 2: input_length: got True, expected an integer"),

@@ -9,10 +9,11 @@
 namespace paged {
 namespace {
 
-// Keys of a tile: as many as fit 16 KiB, so that those of a head, its values and the logits stay in
-// a first-level cache of 32 KiB or more. It follows from the cache alone, and not from the batch: a
-// result depends on it, in its last bits.
-constexpr int64_t kTileBytes = 16 << 10;
+// Keys of a tile: as many as fit 8 KiB, so that those of a head, its values, the next head's keys and
+// the logits stay in a first-level cache of 32 KiB or more, in which rows that lie a power of two
+// apart share few sets. It follows from the cache alone, and not from the batch: a result depends on
+// it, in its last bits.
+constexpr int64_t kTileBytes = 8 << 10;
 constexpr int64_t kMostTile = 64, kLeastTile = 16;
 static_assert(kMostTile % kBlockColumns == 0 && kLeastTile % kLanes == 0);
 
@@ -77,7 +78,7 @@ struct Worker {
         item(item),
         scratch(
             call, (item.query_end - item.query_begin) * call.group,
-            item.head_end - item.head_begin, base),
+            item.heads(), base),
         rows((item.query_end - item.query_begin) * call.group),
         dim(padded(call.dim)),
         value_dim(padded(call.value_dim)),
@@ -92,15 +93,15 @@ struct Worker {
 
   int64_t token(int64_t query) const { return call.starts[item.seq] + item.query_begin + query; }
 
-  void run() {
-    const int64_t heads = item.head_end - item.head_begin;
+  void run(const Item* next) {
+    const int64_t heads = item.heads();
     for (int64_t h = 0; h < heads; ++h) take_queries(h);
     std::memset(scratch.out, 0, size_t(heads * rows * value_dim) * 4);
     for (int64_t r = 0; r < heads * rows; ++r) {
       scratch.peak[r] = kNone;
       scratch.total[r] = 0.0f;
     }
-    tiles();
+    tiles(next);
     for (int64_t h = 0; h < heads; ++h) give_results(h);
   }
 
@@ -131,17 +132,21 @@ struct Worker {
     });
   }
 
-  void tiles() {
+  void tiles(const Item* next) {
     const int64_t row_bytes = call.dim * int64_t(sizeof(Stored));
     int64_t tile = kMostTile;
     while (rows < kRowsToPack && tile > kLeastTile && tile * row_bytes > kTileBytes) tile /= 2;
-    Runs runs(call, item, sizeof(Stored), scratch.runs);
+    Runs runs(call, sizeof(Stored), scratch.runs);
+    // There is room for as many heads as this item has.
+    if (next != nullptr && next->heads() > item.heads()) next = nullptr;
     for (int64_t begin = item.key_begin; begin < item.key_end; begin += tile) {
       const int64_t left = item.key_end - begin, count = left < tile ? left : tile;
       find_keys(call, item.seq, begin, count, scratch.offsets);
       // Few rows wait for memory, many do not.
-      const int64_t next = left - count < tile ? left - count : tile;
-      Ahead ahead = runs.of(begin + count, rows < kRowsToPack ? next : 0);
+      Ahead ahead = rows >= kRowsToPack ? runs.none()
+                    : left > count      ? runs.of(item, begin + count, tile)
+                    : next != nullptr   ? runs.of(*next, next->key_begin, tile)
+                                        : runs.none();
       for (int64_t head = item.head_begin; head < item.head_end; ++head) {
         const auto* keys = static_cast<const Stored*>(call.cache) + head * call.strides.head;
         one_tile(keys, head - item.head_begin, begin, count, head + 1 < item.head_end, ahead);

@@ -62,6 +62,8 @@ struct Item {
   int64_t part;   // which of the sequence's parts of keys this is
   int64_t parts;  // 1: the result is final
   float* partial;  // where there are several parts: of this sequence, see `Partials`
+
+  int64_t heads() const { return head_end - head_begin; }
 };
 
 // The states of a sequence's parts: weighted values, the largest logit, and the sum of weights, each
@@ -86,7 +88,8 @@ struct Kernels {
   const char* path;
   // Bytes of scratch that `attend` needs for any item of a call, aligned to 64.
   int64_t (*scratch_bytes)(const Attend& call, int64_t most_queries, int64_t most_heads);
-  void (*attend)(const Attend& call, const Item& item, char* scratch);
+  // `next`, if any, is what this thread is likely to be given next.
+  void (*attend)(const Attend& call, const Item& item, const Item* next, char* scratch);
   // Puts the parts of a sequence together, for some of its heads.
   void (*merge)(const Attend& call, const Item& item);
   void (*write)(const Write& call, int64_t token_begin, int64_t token_end);

@@ -167,8 +167,11 @@ void run_attend(
   std::atomic<bool> has_memory{true};
   const auto to_pool = [&](auto task) { pool.Schedule(std::move(task)); };
   for_each_piece(int64_t(plan.items.size()), threads, to_pool, [&](int64_t piece) {
+    // Where all threads are as fast, each is given every so many-th piece.
+    const size_t next = size_t(piece + threads);
+    const Item* likely = next < plan.items.size() ? &plan.items[next] : nullptr;
     try {
-      kernels.attend(call, plan.items[size_t(piece)], scratch_of_this_thread(bytes));
+      kernels.attend(call, plan.items[size_t(piece)], likely, scratch_of_this_thread(bytes));
     } catch (const Refused&) {
       has_memory = false;
     }

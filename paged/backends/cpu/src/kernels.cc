@@ -13,9 +13,9 @@ int64_t scratch_bytes(const Attend& call, int64_t most_queries, int64_t most_hea
   return Scratch(call, most_queries * call.group, most_heads, nullptr).bytes;
 }
 
-void attend_item(const Attend& call, const Item& item, char* scratch) {
+void attend_item(const Attend& call, const Item& item, const Item* next, char* scratch) {
   with_type(call.cache_type, [&](auto type) {
-    Worker<decltype(type)>(call, item, scratch).run();
+    Worker<decltype(type)>(call, item, scratch).run(next);
   });
 }
 

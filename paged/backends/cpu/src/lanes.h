@@ -97,16 +97,30 @@ PAGED_INLINE void transpose(Floats* rows) {
   }
 }
 
-PAGED_INLINE float sum(Floats x) {
-  float total = 0;
-  for (int i = 0; i < kLanes; ++i) total += x[i];
-  return total;
+// Lane i of the result is lane i ^ kStep.
+template <int kStep, int... kLane>
+PAGED_INLINE Floats swapped(Floats x, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(x, x, (kLane ^ kStep)...);
 }
 
+// All lanes of one vector, in pairs.
+template <int kStep = 1>
+PAGED_INLINE float sum(Floats x) {
+  if constexpr (kStep >= kLanes) {
+    return x[0];
+  } else {
+    return sum<2 * kStep>(x + swapped<kStep>(x, std::make_integer_sequence<int, kLanes>{}));
+  }
+}
+
+template <int kStep = 1>
 PAGED_INLINE float largest(Floats x) {
-  float most = x[0];
-  for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+  if constexpr (kStep >= kLanes) {
+    return x[0];
+  } else {
+    const Floats other = swapped<kStep>(x, std::make_integer_sequence<int, kLanes>{});
+    return largest<2 * kStep>(larger(x, other));
+  }
 }
 
 }  // namespace
