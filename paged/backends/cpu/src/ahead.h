@@ -27,7 +27,7 @@ struct Ahead {
     const char* from = at;
     const char* end = run->end;
     for (; count > 0; --count) {
-      __builtin_prefetch(from, 0, 2);
+      __builtin_prefetch(from, 0, 3);
       from += kLine;
       if (__builtin_expect(from >= end, 0)) {
         ++run;

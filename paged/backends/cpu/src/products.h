@@ -61,7 +61,7 @@ PAGED_INLINE Floats add_products(Floats sum, const uint16_t*, const uint16_t*) {
 template <int kRows, typename Query, typename Rows>
 PAGED_INLINE void dot_block(
     const Query* queries, int64_t query_step, const Rows& keys, int64_t key, int64_t dim,
-    float* logits, int64_t logit_step) {
+    float* logits, int64_t logit_step, const Fetch& fetch) {
   using T = typename Rows::Type;
   constexpr int kKeys = kLanes / kRows;
   Floats products[kLanes] = {};
@@ -69,7 +69,11 @@ PAGED_INLINE void dot_block(
   for (int k = 0; k < kKeys; ++k) at[k] = keys[key + k];
   constexpr bool kIsNarrow = std::is_same_v<Query, uint16_t>;
   const int64_t whole = dim / kLanes * kLanes;
+  // Evenly over the products: a core drops what it is asked for faster than memory can follow.
+  const int64_t between = whole / kKeys;
+  int64_t fetched = 0;
   for (int64_t d = 0; d < whole; d += kIsNarrow ? 2 * kLanes : kLanes) {
+    while (fetched < kKeys && fetched * between <= d) fetch.row(key + fetched++);
     if constexpr (kIsNarrow) {
       for (int r = 0; r < kRows; ++r) {
         for (int k = 0; k < kKeys; ++k) {
@@ -94,6 +98,7 @@ PAGED_INLINE void dot_block(
       }
     }
   }
+  while (fetched < kKeys) fetch.row(key + fetched++);
   const Floats totals = sums(products);
   for (int r = 0; r < kRows; ++r) {
     std::memcpy(logits + r * logit_step, (const float*)&totals + r * kKeys, kKeys * 4);
@@ -106,8 +111,7 @@ PAGED_INLINE void dot_rows(
     float* logits, int64_t logit_step, Fetch fetch) {
   constexpr int kKeys = kLanes / kRows;
   for (int64_t key = 0; key < count; key += kKeys) {
-    for (int k = 0; k < kKeys; ++k) fetch.row(key + k);
-    dot_block<kRows>(queries, query_step, keys, key, dim, logits + key, logit_step);
+    dot_block<kRows>(queries, query_step, keys, key, dim, logits + key, logit_step, fetch);
   }
 }
 
@@ -217,12 +221,12 @@ void multiply(
     int64_t count, const float* kept, float* result, int64_t result_step, Fetch fetch) {
   int64_t column = 0;
   const int64_t whole = width / kLanes * kLanes;
-  // With several blocks of columns: the first fetches what is next, the others what is ahead.
+  // With several blocks of columns: the first fetches what is next, and each a part of what is ahead.
   Fetch later = fetch;
   if (const int64_t others = width / kBlockColumns - 1; others > 0) {
     later.next = Next{};
-    later.lines = (fetch.lines + others - 1) / others;
-    fetch.lines = 0;
+    later.lines = (fetch.lines + others) / (others + 1);
+    fetch.lines = later.lines;
   } else {
     later = Fetch{};
   }
