@@ -283,12 +283,7 @@ class KVCacheManager(ManagerView):
         changes = NO_CHANGES
         slow = (before >= numbers.limit[rows]).nonzero()[0]
         if slow.size:
-            asks = []
-            for row, now in zip(rows[slow].tolist(), before[slow].tolist(), strict=True):
-                if numbers.num_drafts[row]:
-                    raise ValueError(f"rows: got {row}, with drafts, expected them accepted or not")
-                asks.append((numbers.holdings[row], now, now + 1))
-            changes = growth.grow(self._core, asks)
+            changes = growth.grow_batch(self._core, rows[slow], before[slow])
         numbers.num_tokens[rows] = before + 1
         if token_ids is not None:
             committing.commit_batch(self._core, rows, before, token_ids)

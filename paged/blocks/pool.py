@@ -117,7 +117,8 @@ class BlockPool:
         count = checks.integer("count", count, at_least=0)
         idle = shared[self._ref_counts[shared] == 0] if shared.size else shared
         is_free = self._free.holds(idle) if idle.size else idle
-        wanted = count + spare + int(np.count_nonzero(is_free))
+        revived = int(np.count_nonzero(is_free)) if idle.size else 0
+        wanted = count + spare + revived
         if wanted > len(self._free):
             raise OutOfBlocks(wanted, len(self._free))
         if idle.size:
@@ -126,10 +127,12 @@ class BlockPool:
         if shared.size:
             self._ref_counts[shared] += 1
         blocks = self._free.pop_front(count)
-        evicted = blocks[self.labels[blocks] != 0]
+        # The type that numpy would convert it to at every use.
+        taken = blocks.astype(np.intp)
+        evicted = blocks[self.labels[taken] != 0]
         if evicted.size and self._on_evict is not None:
             self._on_evict(evicted)
-        self._ref_counts[blocks] = 1
+        self._ref_counts[taken] = 1
         return blocks
 
     def share(self, blocks: Iterable[int] | Blocks, times: int = 1) -> None:

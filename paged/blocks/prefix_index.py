@@ -39,7 +39,8 @@ class PrefixIndex:
     ) -> None:
         self._pool = pool
         self._blocks: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
-        self._digests = np.zeros((pool.num_blocks, digest_size), np.uint8)
+        # Of raw bytes, which numpy reads and writes as bytes objects.
+        self._digests = np.zeros(pool.num_blocks, np.dtype(f"V{digest_size}"))
         self._log = log
         self.preimages = preimages
         self.num_evictions = 0
@@ -76,6 +77,8 @@ class PrefixIndex:
         No table is rewritten to make two blocks one: whoever computed the second keeps it. A block
         that is in the index already stays as it is.
         """
+        # The type that numpy would convert it to at every use.
+        blocks = blocks.astype(np.intp)
         is_new = self._pool.labels[blocks] == 0
         if np.count_nonzero(is_new) < len(digests):
             digests = [digests[place] for place in is_new.nonzero()[0].tolist()]
@@ -99,20 +102,16 @@ class PrefixIndex:
 
     def evict(self, blocks: Blocks) -> None:
         """Forget blocks of the index, which are about to be reused."""
-        labels = self._pool.labels[blocks]
+        # The type that numpy would convert it to at every use.
+        blocks = blocks.astype(np.intp)
+        if len(self._blocks) == 1:
+            self._evict_from(0, blocks)
+        else:
+            labels = self._pool.labels[blocks]
+            for label in sorted(set(labels.tolist())):
+                self._evict_from(label - 1, blocks[labels == label])
         self._pool.labels[blocks] = 0
         self.num_evictions += blocks.size
-        for label in sorted(set(labels.tolist())) if len(self._blocks) > 1 else [1]:
-            chosen = blocks if len(self._blocks) == 1 else blocks[labels == label]
-            digests = self._digests_of(chosen)
-            known = self._blocks[label - 1]
-            for digest in digests:
-                del known[digest]
-            if self.preimages is not None:
-                for digest in digests:
-                    self.preimages.unpin(digest)
-            if self._log.is_on:
-                self._log.add(BlocksRemoved(label - 1, tuple(digests)))
 
     def restore(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
         """Take over entries that were saved; their preimages are restored apart."""
@@ -152,13 +151,21 @@ class PrefixIndex:
         wrong = (labels != self._pool.labels).nonzero()[0]
         expect_none("blocks whose label is not that of the index", wrong)
 
+    def _evict_from(self, group: int, blocks: Blocks) -> None:
+        digests = self._digests_of(blocks)
+        known = self._blocks[group]
+        for digest in digests:
+            del known[digest]
+        if self.preimages is not None:
+            for digest in digests:
+                self.preimages.unpin(digest)
+        if self._log.is_on:
+            self._log.add(BlocksRemoved(group, tuple(digests)))
+
     def _digests_of(self, blocks: Blocks) -> list[bytes]:
-        size = self._digests.shape[1]
-        data = self._digests[blocks].tobytes()
-        return [data[start : start + size] for start in range(0, len(data), size)]
+        return self._digests[blocks].tolist()
 
     def _label(self, group: int, digests: Sequence[bytes], blocks: Blocks) -> None:
         """Note at blocks which digests they hold."""
-        size = self._digests.shape[1]
-        self._digests[blocks] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, size)
+        self._digests[blocks] = np.frombuffer(b"".join(digests), self._digests.dtype)
         self._pool.labels[blocks] = group + 1
