@@ -73,8 +73,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _pool(
         "an eviction that the index is not told of",
-        before="if evicted.size and self._on_evict is not None:",
-        after="if evicted.size > 1 and self._on_evict is not None:",
+        before="if evicted.size and self.on_evict is not None:",
+        after="if evicted.size > 1 and self.on_evict is not None:",
     ),
     _pool(
         "blocks with a hash reused first",
