@@ -188,18 +188,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _index(
         "the last to come takes over a digest",
-        before="if enter(digest, block) == block\n",
-        after="if enter(digest, block)\n",
+        before="if shards[digest[0]].setdefault(digest, block) == block\n",
+        after="if shards[digest[0]].setdefault(digest, block)\n",
     ),
     _index(
         "an evicted digest still found",
-        before="            del known[digest]",
-        after="            known.get(digest)",
+        before="            del shards[digest[0]][digest]",
+        after="            shards[digest[0]].get(digest)",
     ),
     _index(
         "a reset that forgets nothing",
-        before="            known.clear()",
-        after="            known.copy()",
+        before="                known.clear()",
+        after="                known.copy()",
     ),
     _index(
         "no event of an eviction",
@@ -215,8 +215,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _index(
         "evicted from the first group",
-        before="known = self._blocks[group]\n        for",
-        after="known = self._blocks[0]\n        for",
+        before="shards = self._blocks[group]\n        for",
+        after="shards = self._blocks[0]\n        for",
     ),
     _admit(
         "a hit of all tokens",
