@@ -40,7 +40,7 @@ class KVCacheManager(ManagerView):
         hash: "sha256"; or "xxhash" or a function of bytes, which are not trusted: what was hashed
             is then kept and compared.
         partial_tails: whether a block that begins as a prompt goes on is copied for its first
-            tokens; for one group only. Off by default: see docs/blocks.md for what it brings.
+            tokens; for one group only. Off by default: docs/blocks.md has what it brings and costs.
         host_blocks: blocks on the host to swap to.
         watermark: blocks that an admission leaves free for those that run.
         events: whether the history of the hash index is kept for `take_events`.
