@@ -65,13 +65,13 @@ def chats(count: int, seed: int) -> list[Ask]:
         outputs = rng.randint(8, 64)
         # A chat comes back when all that was in flight with it is done.
         if len(histories) < CHATS_AT_ONCE:
-            said, start = list(rng.choice(systems)), 0
+            said = list(rng.choice(systems))
         else:
             said, start, author, answered = histories.pop(0)
             if rng.random() < 0.2:
                 said = said[: rng.randint(start + 1, len(said))]
             elif rng.random() < 0.25:
-                said, start = list(rng.choice(systems)), 0
+                said = list(rng.choice(systems))
             else:
                 # As `play` has it: the number of a request is the token of its answer.
                 said = [*said, *[2**30 + author] * answered]
