@@ -411,6 +411,23 @@ def test_a_batch_gets_its_blocks_at_once_and_shared_ones_are_copied():
     manager.check_integrity()
 
 
+def test_a_return_takes_no_free_block_where_all_its_own_are_still_there():
+    """They wait for a step in flight, and nobody else may have them."""
+    manager = KVCacheManager(6, 4, host_blocks=8)
+    step = manager.begin_step()
+    admit(manager, "a", range(4))
+    manager.swap_out("a")
+    manager.take_copies()
+    others = manager.allocate_slots("b", 16)
+    assert manager.num_free_blocks == 0
+    given = manager.swap_in("a")
+    assert given.block_ids == ([1],)
+    assert others == [2, 3, 4, 5]
+    assert len(manager.take_copies()) == 0
+    manager.end_step(step)
+    manager.check_integrity()
+
+
 def test_rows_are_used_again_and_more_are_made():
     manager = KVCacheManager(200, 4)
     rows = [manager.admit(number, manager.prompt([number])).row for number in range(40)]
