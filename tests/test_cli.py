@@ -231,11 +231,16 @@ def test_samples_and_beams(folder):
     # Eight tokens have slots at the end, two blocks; three samples share the first.
     assert found["stats"]["peak_blocks"] == 1 + 3
     assert found["stats"]["blocks"]["write_copies"] == 2
+    best = run_json(*asked, "--n", "2", "--best-of", "3", "--seed", "1")["outputs"][0]["samples"]
+    assert len(best) == 2
+    assert all(sample in output["samples"] for sample in best)
     shown = run(*asked, "--beam-width", "2")
     assert shown.stdout.count("abcde") == 2
     assert "blocks" in shown.stderr
     result = run(*asked, "--beam-width", "2", "--n", "3", "--seed", "1", code=2)
     assert result.stderr == "paged: beam-width: got 2 beside --n, --seed, expected it alone\n"
+    result = run(*asked, "--best-of", "3", "--stream", code=2)
+    assert "stream: got best-of 3, expected none" in result.stderr
 
 
 def test_demo(folder):

@@ -83,10 +83,10 @@ def token_ids(name: str, values: Any) -> Int32[np.ndarray, " tokens"]:
             raise ValueError(
                 f"{name}: got shape {values.shape} of {values.dtype}, expected one axis of integers"
             )
-        lowest, highest = (values.min(), values.max()) if values.size else (0, 0)
-        if lowest < 0 or highest >= MAX_SLOTS:
+        if largest(values) >= MAX_SLOTS:
             raise ValueError(
-                f"{name}: got ids from {lowest} to {highest}, expected 0 to {MAX_SLOTS - 1}"
+                f"{name}: got ids from {values.min()} to {values.max()}, expected 0 to "
+                f"{MAX_SLOTS - 1}"
             )
         return np.array(values, np.int32)
     try:
@@ -110,6 +110,16 @@ def token_ids(name: str, values: Any) -> Int32[np.ndarray, " tokens"]:
                     f"{name}: got {values[index]} at index {index}, expected an integer"
                 )
     return tokens
+
+
+def largest(values: np.ndarray) -> int:
+    """The largest of integers, where a negative one counts as larger than any; -1 of none.
+
+    One pass says whether all are in a range from 0 on.
+    """
+    if not values.size:
+        return -1
+    return int(np.maximum.reduce(values.view(values.dtype.str.replace("i", "u"))))
 
 
 def slots_fit(name: str, num_blocks: int, block_size: int) -> None:

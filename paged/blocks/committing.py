@@ -97,16 +97,14 @@ def check_late_batch(
     """
     _require_one_each(rows, tokens)
     numbers = core.rows
-    committed = numbers.committed[rows]
+    holdings, committed = numbers.at(rows), numbers.committed[rows]
     short = (committed >= numbers.num_tokens[rows] - numbers.num_drafts[rows]).nonzero()[0]
     if short.size:
         row = rows[short[0]]
         raise ValueError(
             f"rows: got {row}, all of whose {committed[short[0]]} tokens are committed"
         )
-    for row, before in zip(rows.tolist(), committed.tolist(), strict=True):
-        holding = numbers.holdings[row]
-        assert holding is not None
+    for holding, before in zip(holdings, committed.tolist(), strict=True):
         _require_prompt_done(holding, before)
 
 
@@ -130,25 +128,9 @@ def commit_batch(
     unit = core.hasher.unit
     offsets = before % unit
     core.rows.tail[rows, offsets] = tokens
-    filled = (offsets == unit - 1).nonzero()[0].tolist()
-    digests: list[bytes] = []
-    blocks: list[int] = []
-    for index in filled:
-        row = rows.item(index)
-        holding = core.rows.holdings[row]
-        assert holding is not None
-        start = before.item(index) - unit + 1
-        _extend_chain(core, holding, core.rows.tail[row], start)
-        if len(core.groups) == 1 and core.hasher.is_trusted and not core.hasher.keeps_contents:
-            # Entered together: most of the time goes into calls, whatever they are about.
-            place = start // unit
-            if place >= holding.released[0]:
-                digests.append(holding.digests[place])
-                blocks.append(holding.tables[0][place])
-        else:
-            register(core, holding, start, start + unit)
-    if digests and core.index is not None:
-        core.index.add(0, digests, np.array(blocks, np.int32))
+    filled = (offsets == unit - 1).nonzero()[0]
+    if filled.size:
+        _fill_units(core, rows[filled], (before[filled] - unit + 1).tolist())
 
 
 def register(core: Core, holding: Holding, start: int, end: int) -> None:
@@ -187,6 +169,28 @@ def _require_prompt_done(holding: Holding, committed: int) -> None:
             f"request_id: got {holding.request_id!r}, of whose {len(holding.prompt)} prompt tokens "
             f"{committed} are committed, expected all of them"
         )
+
+
+def _fill_units(core: Core, rows: Int64[np.ndarray, " batch"], starts: list[int]) -> None:
+    """The tails of some rows fill a unit each, whose first tokens are at `starts`."""
+    assert core.hasher is not None
+    assert core.index is not None
+    unit = core.hasher.unit
+    is_alike = len(core.groups) == 1 and core.hasher.is_trusted and not core.hasher.keeps_contents
+    digests: list[bytes] = []
+    blocks: list[int] = []
+    for holding, start, tail in zip(core.rows.at(rows), starts, core.rows.tail[rows], strict=True):
+        _extend_chain(core, holding, tail, start)
+        if not is_alike:
+            register(core, holding, start, start + unit)
+            continue
+        # Entered together: most of the time goes into calls, whatever they are about.
+        place = start // unit
+        if place >= holding.released[0]:
+            digests.append(holding.digests[-1])
+            blocks.append(holding.tables[0][place])
+    if digests:
+        core.index.add(0, digests, np.array(blocks, np.int32))
 
 
 def _extend_chain(

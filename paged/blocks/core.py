@@ -49,6 +49,9 @@ class Core:
     copies: PendingCopies = field(default_factory=PendingCopies)
     counters: Counters = field(default_factory=Counters)
 
+    def __post_init__(self) -> None:
+        self.pool.on_evict = self.evict
+
     def holding(self, request_id: Hashable) -> Holding:
         """What a request on the device holds.
 

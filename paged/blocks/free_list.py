@@ -90,16 +90,17 @@ class FreeList:
         while missing:
             places = self._places(self._first, min(look, self._end - self._first))
             expect_equal("whether a list that counts more blocks has them", places.size > 0, True)
-            blocks = self._ring[places]
+            # The type that numpy would convert it to at every use.
+            blocks = self._ring[places].astype(np.intp)
             live = (self._place[blocks] == places).nonzero()[0][:missing]
             found.append(blocks[live])
             missing -= live.size
             # Doubled, so that a long stale stretch costs no more looks than its logarithm.
-            self._first += int(live[-1]) + 1 if missing == 0 else places.size
+            self._first += live.item(-1) + 1 if missing == 0 else places.size
             look *= 2
-        taken = found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int32), *found])
+        taken = found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.intp), *found])
         self.remove(taken)
-        return taken
+        return taken.astype(np.int32)
 
     def check_integrity(self) -> None:
         """Every block that knows its place stands there, and the count is theirs.
@@ -115,7 +116,11 @@ class FreeList:
         expect_none("free blocks whose place is not in use", known[outside])
 
     def _places(self, start: int, count: int) -> np.ndarray:
-        return np.arange(start, start + count) % self._ring.size
+        start %= self._ring.size
+        places = np.arange(start, start + count)
+        if start + count > self._ring.size:
+            places %= self._ring.size
+        return places
 
     def _put(self, blocks: Blocks, start: int) -> None:
         places = self._places(start, blocks.size)

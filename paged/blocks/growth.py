@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
 from paged.blocks.core import Core, limit_of
 from paged.blocks.holdings import Holding
@@ -118,6 +118,33 @@ def grow(core: Core, asks: Sequence[tuple[Holding, int, int]]) -> TableChanges:
     return TableChanges.of(changes)
 
 
+def grow_batch(
+    core: Core, rows: Int64[np.ndarray, " batch"], num_tokens: Int64[np.ndarray, " batch"]
+) -> TableChanges:
+    """A slot for one more token of each of several rows that are at their limit.
+
+    Args:
+        core: the state.
+        rows: distinct.
+        num_tokens: of each, before.
+
+    Raises:
+        OutOfBlocks: too few blocks are free for all of them.
+        ValueError: a row that is not in use, or with drafts.
+    """
+    holdings, group = core.rows.at(rows), core.groups[0]
+    drafts = core.rows.num_drafts[rows]
+    if np.count_nonzero(drafts):
+        row = rows[drafts.argmax()]
+        raise ValueError(f"rows: got {row}, with drafts, expected them accepted or not")
+    reads_all = group.size is None and len(core.groups) == 1
+    columns, offsets = np.divmod(num_tokens, group.block_size)
+    if reads_all and not np.count_nonzero(offsets):
+        return _add_a_block_each(core, rows, holdings, columns)
+    asks = zip(holdings, num_tokens.tolist(), (num_tokens + 1).tolist(), strict=True)
+    return grow(core, list(asks))
+
+
 def shrink(core: Core, holding: Holding, num_tokens: int) -> None:
     """Take back slots at the end of a request, and the blocks that are left without any."""
     for number, group in enumerate(core.groups):
@@ -127,6 +154,30 @@ def shrink(core: Core, holding: Holding, num_tokens: int) -> None:
         del table[kept:]
     core.rows.num_tokens[holding.row] = num_tokens
     core.rows.limit[holding.row] = limit_of(core, holding, num_tokens)
+
+
+def _add_a_block_each(
+    core: Core,
+    rows: Int64[np.ndarray, " batch"],
+    holdings: Sequence[Holding],
+    columns: Int64[np.ndarray, " batch"],
+) -> TableChanges:
+    """`grow` where every table is full, so that nothing is written to a block that others read.
+
+    It is what most steps need, so it goes through the batch in arrays.
+
+    Args:
+        core: the state.
+        rows: distinct.
+        holdings: their requests.
+        columns: the length of the table of each.
+    """
+    fresh = core.pool.acquire(rows.size)
+    for holding, block in zip(holdings, fresh.tolist(), strict=True):
+        holding.tables[0].append(block)
+    core.rows.limit[rows] = (columns + 1) * core.groups[0].block_size
+    group = np.zeros(rows.size, np.int32)
+    return TableChanges(rows.astype(np.int32), group, columns.astype(np.int32), fresh)
 
 
 def _copy_on_write(core: Core, table: array, copy: int) -> None:

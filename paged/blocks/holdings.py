@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from paged.blocks import checks
 from paged.blocks.hashing import Prompt
 from paged.blocks.pool import Blocks
 
@@ -111,10 +112,10 @@ class Rows:
     def checked(
         self, rows: Int64[np.ndarray, " batch"]
     ) -> tuple[Int64[np.ndarray, " batch"], Int64[np.ndarray, " batch"]]:
-        """Rows of a batch, distinct and in use, and the tokens of each.
+        """Rows of a batch, distinct and there, and the tokens of each: 0 where no request has it.
 
         Raises:
-            ValueError: an array of another kind, a row that is not in use, or one named twice.
+            ValueError: an array of another kind, a row that is not there, or one named twice.
         """
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -124,7 +125,7 @@ class Rows:
         rows = rows.astype(np.int64, copy=False)
         if not rows.size:
             return rows, rows
-        if rows.min() < 0 or rows.max() >= len(self.holdings):
+        if checks.largest(rows) >= len(self.holdings):
             raise ValueError(
                 f"rows: got {rows.min()} to {rows.max()}, expected rows that `row` gave"
             )
@@ -135,9 +136,21 @@ class Rows:
         if np.count_nonzero(self._mark[rows] == places) < rows.size:
             twice = rows[(self._mark[rows] != places).argmax()]
             raise ValueError(f"rows: got {twice} more than once, expected distinct rows")
-        if num_tokens.min() < 1:
-            raise ValueError(f"rows: got {rows[num_tokens.argmin()]}, which no request has")
         return rows, num_tokens
+
+    def at(self, rows: Int64[np.ndarray, " batch"]) -> list[Holding]:
+        """The requests of some rows.
+
+        Raises:
+            ValueError: a row that no request has.
+        """
+        found = []
+        for row in rows.tolist():
+            holding = self.holdings[row]
+            if holding is None:
+                raise ValueError(f"rows: got {row}, which no request has")
+            found.append(holding)
+        return found
 
     def _grow(self) -> None:
         before = len(self.holdings)

@@ -1,6 +1,5 @@
 """The manager: blocks for each request's tokens. A facade over the operations beside it."""
 
-import math
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,20 +9,15 @@ from jaxtyping import Int32, Int64
 
 from paged.blocks import admission, checks, committing, core, growth, sharing, swapping
 from paged.blocks.admission import Admission
+from paged.blocks.building import build_core
 from paged.blocks.copies import CopyOrders
 from paged.blocks.errors import WrongThread
-from paged.blocks.events import Event, EventLog
+from paged.blocks.events import Event
 from paged.blocks.groups import Group, as_groups
 from paged.blocks.growth import NO_CHANGES, TableChanges
-from paged.blocks.hashing import Hasher, HashFunction, Prompt
-from paged.blocks.holdings import Rows
-from paged.blocks.host_pool import HostPool
+from paged.blocks.hashing import HashFunction, Prompt
 from paged.blocks.integrity import check_integrity
 from paged.blocks.keys import CacheKeys, Image
-from paged.blocks.partial_tails import PartialTails
-from paged.blocks.pool import BlockPool, Blocks
-from paged.blocks.prefix_index import PrefixIndex
-from paged.blocks.preimages import Preimages
 from paged.blocks.snapshot import restored, snapshot_of
 from paged.blocks.view import ManagerView, checked_chunk
 
@@ -46,7 +40,7 @@ class KVCacheManager(ManagerView):
         hash: "sha256"; or "xxhash" or a function of bytes, which are not trusted: what was hashed
             is then kept and compared.
         partial_tails: whether a block that begins as a prompt goes on is copied for its first
-            tokens; for one group only. Off by default: see docs/blocks.md for what it brings.
+            tokens; for one group only. Off by default: docs/blocks.md has what it brings and costs.
         host_blocks: blocks on the host to swap to.
         watermark: blocks that an admission leaves free for those that run.
         events: whether the history of the hash index is kept for `take_events`.
@@ -84,45 +78,19 @@ class KVCacheManager(ManagerView):
         watermark: int = 0,
         events: bool = False,
     ) -> None:
-        num_blocks = checks.integer("num_blocks", num_blocks, at_least=2)
+        self._writer: int | None = None
         self._block_size = checks.integer(
             "block_size", block_size, at_least=1, at_most=checks.MAX_SLOTS - 1
         )
-        kinds = as_groups(self._block_size, groups)
-        checks.slots_fit("num_blocks", num_blocks, max(group.block_size for group in kinds))
-        host_blocks = checks.integer("host_blocks", host_blocks, at_least=0)
-        watermark = checks.integer("watermark", watermark, at_least=0)
-        if watermark >= num_blocks - 1:
-            raise ValueError(
-                f"watermark: got {watermark}, expected less than the pool's {num_blocks - 1} blocks"
-            )
-        reads_all = kinds[0].size is None and len(kinds) == 1
-        if partial_tails and not (reads_all and prefix_caching):
-            raise ValueError(
-                "partial_tails: got True, expected prefix caching and one group that reads all"
-            )
-        checks.flag("prefix_caching", prefix_caching)
-        checks.flag("partial_tails", partial_tails)
-        checks.flag("events", events)
-        self._writer: int | None = None
-        unit = math.gcd(*(group.block_size for group in kinds))
-        hasher = Hasher.of(hash, unit, keeps_contents=partial_tails) if prefix_caching else None
-        pool = BlockPool(num_blocks, on_evict=self._evict)
-        log = EventLog(events)
-        index = None
-        if hasher is not None:
-            preimages = None if hasher.is_trusted else Preimages()
-            index = PrefixIndex(pool, len(kinds), hasher.digest_size, preimages, log)
-        self._core = core.Core(
-            groups=kinds,
-            hasher=hasher,
-            pool=pool,
-            index=index,
-            partial_tails=PartialTails(unit) if partial_tails else None,
-            host=HostPool(BlockPool(host_blocks + 1)) if host_blocks else None,
-            log=log,
+        self._core = build_core(
+            num_blocks,
+            as_groups(self._block_size, groups),
+            prefix_caching=prefix_caching,
+            hash=hash,
+            partial_tails=partial_tails,
+            host_blocks=host_blocks,
             watermark=watermark,
-            rows=Rows(unit),
+            events=events,
         )
 
     @classmethod
@@ -283,12 +251,7 @@ class KVCacheManager(ManagerView):
         changes = NO_CHANGES
         slow = (before >= numbers.limit[rows]).nonzero()[0]
         if slow.size:
-            asks = []
-            for row, now in zip(rows[slow].tolist(), before[slow].tolist(), strict=True):
-                if numbers.num_drafts[row]:
-                    raise ValueError(f"rows: got {row}, with drafts, expected them accepted or not")
-                asks.append((numbers.holdings[row], now, now + 1))
-            changes = growth.grow(self._core, asks)
+            changes = growth.grow_batch(self._core, rows[slow], before[slow])
         numbers.num_tokens[rows] = before + 1
         if token_ids is not None:
             committing.commit_batch(self._core, rows, before, token_ids)
@@ -449,9 +412,6 @@ class KVCacheManager(ManagerView):
             IntegrityError: naming the invariant and the numbers that disagree.
         """
         check_integrity(self._core)
-
-    def _evict(self, blocks: Blocks) -> None:
-        self._core.evict(blocks)
 
     def _require_writer(self) -> None:
         caller = threading.get_ident()

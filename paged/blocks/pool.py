@@ -35,6 +35,7 @@ class BlockPool:
             labels.
 
     Attributes:
+        on_evict: as given; whoever comes to own the labels may set it.
         labels: [num_blocks] int8; not 0 where a block's contents may be asked for again. Its
             owner writes to it.
 
@@ -42,7 +43,7 @@ class BlockPool:
         ValueError: `num_blocks` is not an integer of at least 2 that fits int32.
     """
 
-    __slots__ = ("_free", "_in_flight", "_num_blocks", "_on_evict", "_ref_counts", "labels")
+    __slots__ = ("_free", "_in_flight", "_num_blocks", "_ref_counts", "labels", "on_evict")
 
     def __init__(self, num_blocks: int, on_evict: Callable[[Blocks], None] | None = None) -> None:
         self._num_blocks = checks.integer("num_blocks", num_blocks, at_least=2)
@@ -50,7 +51,7 @@ class BlockPool:
         self._free = FreeList(self._num_blocks)
         self._in_flight = InFlight(self._num_blocks)
         self._ref_counts = np.zeros(self._num_blocks, np.int32)
-        self._on_evict = on_evict
+        self.on_evict = on_evict
         self.labels = np.zeros(self._num_blocks, np.int8)
 
     @property
@@ -117,7 +118,8 @@ class BlockPool:
         count = checks.integer("count", count, at_least=0)
         idle = shared[self._ref_counts[shared] == 0] if shared.size else shared
         is_free = self._free.holds(idle) if idle.size else idle
-        wanted = count + spare + int(np.count_nonzero(is_free))
+        revived = int(np.count_nonzero(is_free)) if idle.size else 0
+        wanted = count + spare + revived
         if wanted > len(self._free):
             raise OutOfBlocks(wanted, len(self._free))
         if idle.size:
@@ -126,10 +128,12 @@ class BlockPool:
         if shared.size:
             self._ref_counts[shared] += 1
         blocks = self._free.pop_front(count)
-        evicted = blocks[self.labels[blocks] != 0]
-        if evicted.size and self._on_evict is not None:
-            self._on_evict(evicted)
-        self._ref_counts[blocks] = 1
+        # The type that numpy would convert it to at every use.
+        taken = blocks.astype(np.intp)
+        evicted = blocks[self.labels[taken] != 0]
+        if evicted.size and self.on_evict is not None:
+            self.on_evict(evicted)
+        self._ref_counts[taken] = 1
         return blocks
 
     def share(self, blocks: Iterable[int] | Blocks, times: int = 1) -> None:

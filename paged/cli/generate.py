@@ -24,6 +24,9 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampled tokens repeatable.")] = None,
     n: Annotated[int, typer.Option(help="Samples of each prompt.")] = 1,
+    best_of: Annotated[
+        int | None, typer.Option(help="Draw as many samples, give back the n likeliest.")
+    ] = None,
     beam_width: Annotated[
         int | None, typer.Option(help="Search for the likeliest texts instead of sampling.")
     ] = None,
@@ -65,11 +68,14 @@ def generate(
         raise ValueError(f"stream: got {len(prompt)} prompts, expected one (or --json)")
     if stream and not as_json and n > 1:
         raise ValueError(f"stream: got {n} samples, expected one (or --json)")
+    if stream and best_of is not None:
+        raise ValueError(f"stream: got best-of {best_of}, expected none: the best are known last")
     if beam_width is not None:
         _refuse_beside_beams(
             beam_width,
             {
                 "n": n != 1,
+                "best-of": best_of is not None,
                 "temperature": temperature != 1,
                 "top-k": top_k != 0,
                 "top-p": top_p != 1,
@@ -89,6 +95,7 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
         n=n,
+        best_of=best_of,
     )
     llm = LLM(
         model,

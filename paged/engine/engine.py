@@ -90,7 +90,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[Request]:
-        """Queue a prompt; returns a request for each of its `params.n` samples.
+        """Queue a prompt; returns a request for each sample that is drawn.
 
         Args:
             prompt_token_ids: at least one.
@@ -110,7 +110,7 @@ class Engine:
             int(self._seeds.integers(0, MAX_SEED, dtype=np.uint64, endpoint=True))
             if params.seed is None
             else (params.seed + sample) % (MAX_SEED + 1)
-            for sample in range(params.n)
+            for sample in range(params.num_samples)
         ]
         leader, *forks = (
             Request(
@@ -128,7 +128,7 @@ class Engine:
         for fork in forks:
             fork.leader = leader
         self.scheduler.add(leader)
-        self._next_id += params.n
+        self._next_id += params.num_samples
         self._stats.prompt_tokens += length
         return [leader, *forks]
 
@@ -229,11 +229,13 @@ class Engine:
         candidates = done.candidates()
         self._count(done)
         read: list[tuple[Request, int]] = []
-        for request, token in sampled:
+        for request, token, logprob in sampled:
             request.num_in_flight -= 1
             if request.is_over or request.beams is not None:
                 continue
             request.output_token_ids.append(token)
+            if logprob is not None:
+                request.logprob += logprob
             read.append((request, token))
             if self.is_stop_token(request, token):
                 self.finish(request, "stop")

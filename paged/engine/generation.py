@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from paged.engine.outputs import Completion, Increment
 from paged.engine.request import Request
@@ -63,10 +64,18 @@ class Generation:
         self.increments.append(Increment(self.index, piece, (token,), reason, self.sample))
         return is_stopped
 
+    @property
+    def score(self) -> float:
+        """Mean log-probability of its tokens, by which `SamplingParams.best_of` ranks samples."""
+        return self.request.logprob / len(self.request.output_token_ids)
+
     def completion(self) -> Completion:
         """All of it, once the request is finished."""
         request = self.request
         assert request.finish_reason is not None
+        ranked = {}
+        if request.params.best_of is not None:
+            ranked = {"logprob": request.logprob, "score": self.score}
         return Completion(
             text="".join(self._text),
             token_ids=list(request.output_token_ids),
@@ -76,5 +85,15 @@ class Generation:
                 "seconds": self._finished_at - self._started,
                 "preemptions": request.num_preemptions,
                 "cached_tokens": request.num_cached,
+                **ranked,
             },
         )
+
+
+def best(samples: Sequence[Generation]) -> list[Generation]:
+    """Those of a prompt's finished samples that its parameters ask to be given back."""
+    params = samples[0].request.params
+    if params.best_of is None:
+        return list(samples)
+    # Of equals the first.
+    return sorted(samples, key=lambda generation: -generation.score)[: params.n]

@@ -35,6 +35,7 @@ class StepShape:
         mode: what sampling needs.
         num_samples: samples, padded (N), where a row has several; None where each has one.
         num_candidates: how many of each row's likeliest tokens are wanted, padded; 0 without beams.
+        has_logprobs: whether the log-probabilities of the samples are wanted.
     """
 
     num_seqs: int
@@ -44,6 +45,7 @@ class StepShape:
     mode: SamplingMode
     num_samples: int | None = None
     num_candidates: int = 0
+    has_logprobs: bool = False
 
     @property
     def fields(self) -> dict[str, tuple[tuple[int, ...], type]]:
@@ -143,6 +145,7 @@ def pack(
         mode=_mode(step),
         num_samples=num_samples if has_forks else None,
         num_candidates=_num_candidates(step),
+        has_logprobs=any(part.request.params.best_of is not None for part in step),
     )
     kept = [part.row if part.is_last_chunk else num_rows for part in ordered]
     kept += [fork.row for fork in requests[len(ordered) :] if fork.row is not None]

@@ -16,7 +16,7 @@ from paged.dtypes import dtype_name
 from paged.engine.beams import BeamSearch, Hypothesis
 from paged.engine.capacity import block_bytes, default_num_blocks
 from paged.engine.engine import Engine
-from paged.engine.generation import Generation
+from paged.engine.generation import Generation, best
 from paged.engine.outputs import Completion, Increment, RequestOutput
 from paged.engine.preemption import PreemptionCost, PreemptionMode
 from paged.engine.progress import RunProgress
@@ -200,7 +200,7 @@ class LLM:
             ValueError: a prompt or its parameters that cannot be served, by its place in the list.
                 Nothing has run then.
         """
-        generations = self._submit(prompts, params, priority, cache_salt)
+        generations = self._submit(prompts, params, priority, cache_salt, is_streamed=False)
         with RunProgress(len(generations), progress) as bar:
             for increment in self._run(generations):
                 finished = int(increment.finish_reason is not None)
@@ -219,9 +219,10 @@ class LLM:
 
         The texts of a prompt's increments add up to what `generate` gives. Requests are checked and
         queued when the first increment is asked for; closing the iterator gives them up. Several
-        streams may run side by side.
+        streams may run side by side. `best_of` is refused: which samples are the best is known at
+        their end.
         """
-        yield from self._run(self._submit(prompts, params, priority, cache_salt))
+        yield from self._run(self._submit(prompts, params, priority, cache_salt, is_streamed=True))
 
     def beam_search(
         self,
@@ -315,6 +316,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int | Sequence[int],
         cache_salt: str | Sequence[str | None] | None,
+        *,
+        is_streamed: bool,
     ) -> list[Generation]:
         listed = as_list(prompts)
         params = [SamplingParams()] * len(listed) if params is None else params
@@ -328,6 +331,10 @@ class LLM:
         try:
             for index, (prompt, own) in enumerate(zip(listed, each, strict=True)):
                 try:
+                    if is_streamed and own[0].best_of is not None:
+                        raise ValueError(
+                            f"best_of: got {own[0].best_of} for a stream, expected None"
+                        )
                     generations += self._admit(index, prompt, *own)
                 except ValueError as error:
                     raise ValueError(f"prompts[{index}]: {error}") from error
@@ -403,7 +410,7 @@ def _outputs(generations: Sequence[Generation]) -> list[RequestOutput]:
         RequestOutput(
             samples[0].prompt,
             list(samples[0].request.prompt_token_ids),
-            tuple(generation.completion() for generation in samples),
+            tuple(generation.completion() for generation in best(samples)),
         )
         for samples in (
             list(own) for _, own in groupby(generations, lambda generation: generation.index)

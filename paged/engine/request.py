@@ -35,6 +35,7 @@ class Request:
         leader: whose `forks` it is among; None otherwise.
         beams: the beam search that it is a beam of; None for a request that is sampled.
         output_token_ids: tokens generated and known.
+        logprob: sum of their log-probabilities, where `params.best_of` asks for it.
         num_in_flight: tokens generated and not known yet.
         num_computed: tokens that are in the cache once all dispatched steps have run.
         num_cached: of those the leading ones that were found in the cache at its first admission.
@@ -60,6 +61,7 @@ class Request:
     leader: "Request | None" = None
     beams: "BeamSearch | None" = None
     output_token_ids: list[int] = field(default_factory=list)
+    logprob: float = 0.0
     num_in_flight: int = 0
     num_computed: int = 0
     num_cached: int = 0

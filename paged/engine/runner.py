@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Float, Int32
 
 from paged.backends import Resolution
 from paged.blocks import CopyOrders
@@ -16,7 +16,7 @@ from paged.engine.inputs import StepShape, pack, resolve_tokens, samplers, unpac
 from paged.engine.mover import BlockMover
 from paged.engine.programs import Programs
 from paged.engine.request import Request
-from paged.engine.sampler import likeliest, sample
+from paged.engine.sampler import likeliest, logprobs_of, sample
 from paged.engine.scheduler import Scheduled
 from paged.layouts import KVCache
 from paged.metadata import MetadataBuilder
@@ -50,6 +50,7 @@ class InFlight:
         parts: list[Scheduled],
         sampled: Int32[Array, " N"],
         candidates: tuple[Array, Array] | None,
+        logprobs: Float[Array, " N"] | None,
         *,
         is_decode: bool,
         started: Moment,
@@ -60,14 +61,21 @@ class InFlight:
         self.started = started
         self._sampled = sampled
         self._candidates = candidates
+        self._logprobs = logprobs
 
-    def sampled(self) -> list[tuple[Request, int]]:
-        """Each request that has a new token, and the token, once the step has run."""
+    def sampled(self) -> list[tuple[Request, int, float | None]]:
+        """Each request that has a new token, the token, and its log-probability where some request
+        of the step wants it, once the step has run."""
         requests = samplers(self.parts)
-        tokens = np.asarray(self._sampled)[: len(requests)].tolist()
+        count = len(requests)
+        tokens = np.asarray(self._sampled)[:count].tolist()
+        logprobs = [None] * count
+        if self._logprobs is not None:
+            logprobs = np.asarray(self._logprobs)[:count].tolist()
         # A chunk that is not a prompt's last samples too, and means nothing by it.
         chunks = {part.request for part in self.parts if not part.is_last_chunk}
-        return [pair for pair in zip(requests, tokens, strict=True) if pair[0] not in chunks]
+        each = zip(requests, tokens, logprobs, strict=True)
+        return [found for found in each if found[0] not in chunks]
 
     def candidates(self) -> dict[Request, tuple[np.ndarray, np.ndarray]]:
         """For each beam the log-probabilities and ids of its likeliest next tokens."""
@@ -153,10 +161,10 @@ class Runner:
         shape, packed, ordered = pack(step, builder=self._builder, block_table=block_table)
         program = self.compile(shape)
         # Donated: the old caches are gone once the call returns, whether it succeeds or not.
-        self._caches, self._sampled, tokens, candidates = program(
+        self._caches, self._sampled, *read = program(
             self._params, self._caches, self._sampled, packed
         )
-        return InFlight(ordered, tokens, candidates, is_decode=shape.is_decode, started=self.now())
+        return InFlight(ordered, *read, is_decode=shape.is_decode, started=self.now())
 
     def now(self) -> Moment:
         """This moment, to measure steps by."""
@@ -183,6 +191,7 @@ class Runner:
         Int32[Array, " rows"],
         Int32[Array, " N"],
         tuple[Array, Array] | None,
+        Float[Array, " N"] | None,
     ]:
         model = nnx.merge(self._graph, jax.tree.unflatten(self._params_tree, params))
         inputs = unpack(shape, packed, self._block_size)
@@ -195,5 +204,6 @@ class Runner:
         if inputs.logit_rows is not None:
             logits = logits[inputs.logit_rows]
         chosen = sample(logits, inputs.sampling, is_filtered=shape.mode == "filtered")
+        logprobs = logprobs_of(logits, chosen) if shape.has_logprobs else None
         sampled = sampled.at[inputs.rows].set(chosen, mode="drop")
-        return tuple(attention.caches), sampled, chosen, candidates
+        return tuple(attention.caches), sampled, chosen, candidates, logprobs

@@ -62,6 +62,12 @@ def likeliest(
     return jax.lax.top_k(logprobs, min(count, logits.shape[-1]))
 
 
+def logprobs_of(logits: Float[Array, "S vocab"], chosen: Int[Array, " S"]) -> Float[Array, " S"]:
+    """The log-probability of each row's token among all, whatever it was drawn by."""
+    own = jnp.take_along_axis(logits, chosen[:, None], axis=-1)[:, 0]
+    return own - jax.nn.logsumexp(logits, axis=-1)
+
+
 def first_largest(scores: Float[Array, "S options"]) -> Int[Array, " S"]:
     """The index of each row's largest entry, the first of equals, int32.
 

@@ -28,6 +28,9 @@ class SamplingParams:
         ignore_eos: whether the model's own end tokens are tokens like others.
         n: samples of each prompt, which is computed and kept once for all. Sample i draws as a
             request of its own with seed + i would.
+        best_of: samples that are drawn, of which the n best are given back, the best first: those
+            whose tokens have the highest mean log-probability by the model itself, before
+            temperature and filters. None draws n and gives them back in their order.
 
     Raises:
         ValueError: a field out of range, naming the field, its value and what is accepted.
@@ -42,6 +45,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -59,9 +63,12 @@ class SamplingParams:
         require_integer("top_k", self.top_k, 0, 2**31 - 1)
         require_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         require_integer("n", self.n, 1, 2**31 - 1)
-        if self.n > 1 and self.is_greedy:
+        if self.best_of is not None:
+            require_integer("best_of", self.best_of, self.n, 2**31 - 1)
+        if self.num_samples > 1 and self.is_greedy:
             raise ValueError(
-                f"n: got {self.n} with temperature 0, expected 1: all samples would be the same"
+                f"{self.samples_field}: got {self.num_samples} with temperature 0, expected 1: all "
+                "samples would be the same"
             )
         if self.seed is not None:
             require_integer("seed", self.seed, 0, MAX_SEED)
@@ -72,6 +79,16 @@ class SamplingParams:
                 )
         for index, token in enumerate(self.stop_token_ids):
             require_integer(f"stop_token_ids[{index}]", token, 0, 2**31 - 1)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are drawn."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def samples_field(self) -> str:
+        """The field that says how many."""
+        return "n" if self.best_of is None else "best_of"
 
     @property
     def is_greedy(self) -> bool:

@@ -182,7 +182,8 @@ class Scheduler:
         samples = 1 + len(request.forks)
         if samples > self.max_num_seqs:
             raise ValueError(
-                f"n: got {samples}, expected at most max_num_seqs, which is {self.max_num_seqs}"
+                f"{request.params.samples_field}: got {samples}, expected at most max_num_seqs, "
+                f"which is {self.max_num_seqs}"
             )
         tokens = len(request.prompt_token_ids) + request.max_output_tokens - 1
         if not self.manager.fits(tokens):

@@ -77,6 +77,9 @@ def test_equal_digests_mean_equal_beginnings(one, other, salt, adapter):
         (np.array([1.0]), "token_ids: got shape .* of float64, expected one axis of integers"),
         (np.array([[1]]), r"token_ids: got shape \(1, 1\) of int64"),
         (np.array([2**31]), "token_ids: got ids from 2147483648 to 2147483648, expected 0 to"),
+        (np.array([5, -1, 7], np.int8), "token_ids: got ids from -1 to 7, expected 0 to"),
+        (np.array([5, -1, 7], ">i8"), "token_ids: got ids from -1 to 7, expected 0 to"),
+        (np.array([5, 2**63], np.uint64), "token_ids: got ids from 5 to 9223372036854775808"),
         (np.array([True]), "token_ids: got shape .* of bool"),
     ],
 )
@@ -92,6 +95,7 @@ def test_numpy_and_lists_give_the_same_and_the_array_is_the_prompts_own():
     array[:] = 9
     assert prompt.token_ids.tolist() == [1, 2, 3]
     assert prompt.digests == manager.prompt([1, 2, 3]).digests
+    assert prompt.digests == manager.prompt(np.array([1, 2, 3], ">i4")).digests
     with pytest.raises(ValueError, match="read-only"):
         prompt.token_ids[0] = 5
 

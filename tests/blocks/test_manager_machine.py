@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paged.backends.reference import ReferenceBackend
-from paged.blocks import KVCacheManager, OutOfBlocks
+from paged.blocks import KVCacheManager, OutOfBlocks, swapping
 from paged.blocks.free_list import FreeList
 from paged.conformance.managers.device import NOTHING
 from paged.conformance.managers.serving import Serving
@@ -52,6 +52,13 @@ class RealCache:
         self.host[orders.swap_out.dst] = self.blocks[orders.swap_out.src]
         self.blocks[orders.on_device.dst] = self.blocks[orders.on_device.src]
         self.blocks[orders.swap_in.dst] = self.host[orders.swap_in.src]
+
+
+def takes_free_blocks(core, swapped):
+    """Whether a return does: not where others hold its blocks, or steps in flight read them."""
+    cached = [swapping._cached(core, swapped, group) for group in range(len(core.groups))]
+    found = np.array([block for of_group in cached for block in of_group.values()], np.int32)
+    return found.size < swapped.held().size or core.pool.num_free_among(found) > 0
 
 
 TOKEN = st.integers(0, 2)
@@ -182,7 +189,11 @@ class Machine(RuleBasedStateMachine):
         if full:
             rows = [manager.row(name) for name in full]
             calls.append(lambda: manager.append_batch(rows, [0] * len(rows)))
-        calls += [lambda n=n: manager.swap_in(n) for n in requests if requests[n].is_swapped]
+        calls += [
+            lambda n=n: manager.swap_in(n)
+            for n in requests
+            if requests[n].is_swapped and takes_free_blocks(core, core.host.requests[n])
+        ]
         before = state(manager)
         for call in calls:
             with pytest.MonkeyPatch.context() as patch:

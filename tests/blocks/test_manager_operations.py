@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from block_subjects import admit, state
 
-from paged.blocks import BlocksStored, KVCacheManager, WrongThread, snapshot
+from paged.blocks import BlocksStored, KVCacheManager, OutOfBlocks, WrongThread, snapshot
 from paged.conformance.managers.serving import Serving
 from paged.conformance.managers.walk import ACTIONS, GROUPS, WEIGHTS, two_bytes
 
@@ -339,6 +339,12 @@ def refusals(manager):
         (lambda: manager.append_batch([manager.row("half")], [1]), "expected all of them"),
         (lambda: manager.append_batch([manager.row("a")], [1, 2]), "token_ids: got 2, expected 1"),
         (lambda: manager.append_batch([manager.row("drafts")]), "with drafts"),
+        (lambda: manager.append_batch([manager.row("a"), 4]), "got 4, which no request has"),
+        (lambda: manager.append_batch([4], [1]), "got 4, which no request has"),
+        (lambda: manager.commit_batch([4], [1]), "got 4, which no request has"),
+        (lambda: manager.append_batch([-1]), "rows: got -1 to -1, expected rows that"),
+        (lambda: manager.append_batch([0, 16]), "rows: got 0 to 16, expected rows that"),
+        (lambda: manager.append_batch([0, 0]), "rows: got 0 more than once"),
         (lambda: manager.append_slots("a", 0), "num_tokens: got 0"),
         (lambda: manager.append_slots("a", 1, drafts=-1), "drafts: got -1"),
         (lambda: manager.admit("x", manager.prompt([1]), chunk=0), "chunk: got 0"),
@@ -375,6 +381,51 @@ def test_refusals_name_what_is_wrong_and_change_nothing():
         with pytest.raises(ValueError, match=message):
             call()
         assert state(manager) == before
+
+
+def test_a_batch_gets_its_blocks_at_once_and_shared_ones_are_copied():
+    """By hand: blocks of 2 tokens; the null block is 0."""
+    manager = KVCacheManager(12, 2)
+    for request in ("a", "b", "c"):
+        admit(manager, request, [ord(request), 1])  # blocks 1, 2 and 3, all full
+    rows = np.array([manager.row(request) for request in ("c", "a", "b")])
+    changes = manager.append_batch(rows, np.array([7, 7, 7], np.int32))
+    assert changes.rows.tolist() == rows.tolist()
+    assert changes.groups.tolist() == [0, 0, 0]
+    assert changes.columns.tolist() == [1, 1, 1]
+    assert changes.blocks.tolist() == [4, 5, 6]
+    assert [manager.block_ids(request) for request in "abc"] == [[1, 5], [2, 6], [3, 4]]
+    assert len(manager.append_batch(rows, [8, 8, 8])) == 0
+    manager.append_batch(rows, [9, 9, 9])  # blocks 7, 8 and 9
+    manager.fork("a", ["d"])
+    # b and c have room; a and d share the block that both write to next.
+    rows = np.array([manager.row(request) for request in "abcd"])
+    changes = manager.append_batch(rows, [1, 2, 3, 4])
+    assert (changes.columns.tolist(), changes.blocks.tolist()) == ([2], [10])
+    orders = manager.take_copies().on_device
+    assert (orders.src.tolist(), orders.dst.tolist()) == ([8], [10])
+    before = state(manager)
+    with pytest.raises(OutOfBlocks, match="wanted 4 blocks, 1 available"):
+        manager.append_batch(rows)
+    assert state(manager) == before
+    manager.check_integrity()
+
+
+def test_a_return_takes_no_free_block_where_all_its_own_are_still_there():
+    """They wait for a step in flight, and nobody else may have them."""
+    manager = KVCacheManager(6, 4, host_blocks=8)
+    step = manager.begin_step()
+    admit(manager, "a", range(4))
+    manager.swap_out("a")
+    manager.take_copies()
+    others = manager.allocate_slots("b", 16)
+    assert manager.num_free_blocks == 0
+    given = manager.swap_in("a")
+    assert given.block_ids == ([1],)
+    assert others == [2, 3, 4, 5]
+    assert len(manager.take_copies()) == 0
+    manager.end_step(step)
+    manager.check_integrity()
 
 
 def test_rows_are_used_again_and_more_are_made():

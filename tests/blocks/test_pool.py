@@ -74,7 +74,7 @@ def test_a_shared_block_that_is_free_is_taken_before_others_are():
     pool.labels[1:] = 1
     pool.release([1, 2, 3])
     evicted = []
-    pool._on_evict = lambda gone: (evicted.extend(gone.tolist()), pool.labels.put(gone, 0))
+    pool.on_evict = lambda gone: (evicted.extend(gone.tolist()), pool.labels.put(gone, 0))
     assert pool.acquire(1, blocks(1)).tolist() == [2]
     assert counts(pool) == [1, 1, 0]
     assert evicted == [2]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -10,7 +11,7 @@ from flax import nnx
 from tokenizers import decoders, models, pre_tokenizers
 
 from paged.engine import LLM
-from paged.models import ModelConfig, Tokenizer, Transformer
+from paged.models import DenseAttention, ModelConfig, Tokenizer, Transformer
 from tests.engine.paged_steps import TOKENS
 
 EOS = 256
@@ -36,6 +37,27 @@ def tiny_model() -> Transformer:
     model = Transformer(config, rngs=nnx.Rngs(3))
     model.embedding.weight[...] = model.embedding.weight[...] * 50
     return model
+
+
+@pytest.fixture(scope="session")
+def dense_logprobs(tiny_model: Transformer) -> Callable[[list[list[int]]], np.ndarray]:
+    """Log-probabilities of the next token of each of some sequences, all computed anew."""
+    attention = DenseAttention(tiny_model.attention_specs)
+
+    @nnx.jit
+    def one(model, tokens, last):
+        hidden = model(tokens, np.arange(40), attention)
+        return jax.nn.log_softmax(model.logits(hidden[last][None])[0])
+
+    def of(sequences):
+        padded = [np.pad(tokens, (0, 40 - len(tokens))) for tokens in sequences]
+        rows = [
+            one(tiny_model, tokens, len(own) - 1)
+            for tokens, own in zip(padded, sequences, strict=True)
+        ]
+        return np.asarray(rows, np.float64)
+
+    return of
 
 
 @pytest.fixture(scope="session")

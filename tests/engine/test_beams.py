@@ -1,14 +1,11 @@
 """Beam search: the bookkeeping by hand, then whole searches against one without a cache."""
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from paged.engine import SamplingParams
 from paged.engine.beams import BeamSearch
 from paged.engine.request import Request
-from paged.models import DenseAttention
 
 END = 256
 
@@ -63,27 +60,6 @@ def test_blocks_that_a_search_may_hold():
     # Ten tokens are two full blocks of four and a half; with six more, 15 slots are used.
     search = BeamSearch(3, 10, 6, 1.0, frozenset())
     assert search.most_blocks(4) == 2 + 3 * 2
-
-
-@pytest.fixture(scope="module")
-def dense_logprobs(tiny_model):
-    """Log-probabilities of the next token of each of some sequences, all computed anew."""
-    attention = DenseAttention(tiny_model.attention_specs)
-
-    @nnx.jit
-    def one(model, tokens, last):
-        hidden = model(tokens, np.arange(40), attention)
-        return jax.nn.log_softmax(model.logits(hidden[last][None])[0])
-
-    def of(sequences):
-        padded = [np.pad(tokens, (0, 40 - len(tokens))) for tokens in sequences]
-        rows = [
-            one(tiny_model, tokens, len(own) - 1)
-            for tokens, own in zip(padded, sequences, strict=True)
-        ]
-        return np.asarray(rows, np.float64)
-
-    return of
 
 
 def dense_search(logprobs_of, prompt, width, max_tokens, length_penalty, ends=(END,)):

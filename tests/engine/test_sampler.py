@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.engine.sampler import RowSampling, likeliest, sample
+from paged.engine.sampler import RowSampling, likeliest, logprobs_of, sample
 
 
 def rows(count, *, temperature=1.0, top_p=1.0, top_k=0, seed=0, output_index=None):
@@ -98,3 +98,11 @@ def test_the_likeliest_tokens_in_order_of_equals_the_smaller_first():
     assert np.allclose(np.exp(logprobs), [[0.4, 0.4, 0.1], [0.7, 0.1, 0.1]])
     # No more than there are.
     assert likeliest(logits, 8)[1].shape == (2, 4)
+
+
+def test_a_tokens_log_probability_by_hand():
+    """Logits ln 1, ln 2, ln 5 and a shift: probabilities 1/8, 2/8 and 5/8."""
+    logits = np.log(np.float32([[1, 2, 5], [1, 2, 5]])) + np.float32([[0], [700]])
+    np.testing.assert_allclose(
+        logprobs_of(logits, np.int32([2, 0])), np.log([5 / 8, 1 / 8]), rtol=1e-4
+    )

@@ -41,3 +41,14 @@ def test_greedy_ignores_filters():
     params = SamplingParams(temperature=0, top_k=3)
     assert params.is_greedy
     assert not params.is_filtered
+
+
+def test_best_of_is_how_many_are_drawn():
+    assert (SamplingParams(n=3).num_samples, SamplingParams(n=2, best_of=5).num_samples) == (3, 5)
+    with pytest.raises(ValueError, match="best_of: got 2, expected an integer from 3 to"):
+        SamplingParams(n=3, best_of=2)
+    with pytest.raises(ValueError, match="best_of: got True, expected an integer"):
+        SamplingParams(best_of=True)
+    with pytest.raises(ValueError, match="best_of: got 2 with temperature 0, expected 1"):
+        SamplingParams(best_of=2, temperature=0)
+    assert SamplingParams(best_of=1, temperature=0).is_greedy

@@ -325,7 +325,7 @@ def partial_tail(make: Make, seed: int) -> None:
 
 
 def batch(make: Make, seed: int) -> None:
-    """Many at once or none: rows that are not there, named twice, or without room."""
+    """Many at once or none: rows that are not there, named twice, with drafts or without room."""
     manager = make(7, 4)
     for name, length in (("a", 4), ("b", 8), ("c", 6)):
         admitted(manager, name, range(100, 100 + length), salt=name)
@@ -343,6 +343,9 @@ def batch(make: Make, seed: int) -> None:
     manager.commit_batch([rows[0], rows[2]], [1, 2])
     expect("committed tokens", [manager.num_committed(n) for n in "abc"], [5, 8, 7])
     expect_raises("a token without a slot", manager.commit_batch, [rows[0]], [1])
+    manager.append_slots("a", 1, drafts=1)
+    expect_raises("a batch with a row that has drafts", manager.append_batch, [rows[2], rows[0]])
+    expect("tokens after that", [manager.num_tokens(n) for n in "abc"], [7, 8, 7])
 
 
 def fewest_blocks(make: Make, seed: int) -> None:

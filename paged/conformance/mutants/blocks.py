@@ -43,8 +43,8 @@ LIKELY: dict[str, tuple[str, ...]] = {
 MUTANTS: tuple[Mutant, ...] = (
     _pool(
         "a new block with two references",
-        before="self._ref_counts[blocks] = 1\n",
-        after="self._ref_counts[blocks] = 2\n",
+        before="self._ref_counts[taken] = 1\n",
+        after="self._ref_counts[taken] = 2\n",
     ),
     _pool(
         "a share that does not count",
@@ -68,13 +68,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _pool(
         "a hit block that is free not counted",
-        before="wanted = count + spare + int(np.count_nonzero(is_free))",
+        before="wanted = count + spare + revived",
         after="wanted = count + spare",
     ),
     _pool(
         "an eviction that the index is not told of",
-        before="if evicted.size and self._on_evict is not None:",
-        after="if evicted.size > 1 and self._on_evict is not None:",
+        before="if evicted.size and self.on_evict is not None:",
+        after="if evicted.size > 1 and self.on_evict is not None:",
     ),
     _pool(
         "blocks with a hash reused first",
@@ -188,23 +188,23 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _index(
         "the last to come takes over a digest",
-        before="if enter(digest, block) == block\n",
-        after="if enter(digest, block)\n",
+        before="if shards[digest[0]].setdefault(digest, block) == block\n",
+        after="if shards[digest[0]].setdefault(digest, block)\n",
     ),
     _index(
         "an evicted digest still found",
-        before="                del known[digest]",
-        after="                known.get(digest)",
+        before="            del shards[digest[0]][digest]",
+        after="            shards[digest[0]].get(digest)",
     ),
     _index(
         "a reset that forgets nothing",
-        before="            known.clear()",
-        after="            known.copy()",
+        before="                known.clear()",
+        after="                known.copy()",
     ),
     _index(
         "no event of an eviction",
-        before="self._log.add(BlocksRemoved(label - 1, tuple(digests)))",
-        after="self._log.add(BlocksRemoved(label - 1, ()))",
+        before="self._log.add(BlocksRemoved(group, tuple(digests)))",
+        after="self._log.add(BlocksRemoved(group, ()))",
     ),
     _index(
         "an event of every block, stored or not",
@@ -215,8 +215,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _index(
         "evicted from the first group",
-        before="known = self._blocks[label - 1]\n            for",
-        after="known = self._blocks[0]\n            for",
+        before="shards = self._blocks[group]\n        for",
+        after="shards = self._blocks[0]\n        for",
     ),
     _admit(
         "a hit of all tokens",
@@ -295,6 +295,26 @@ MUTANTS: tuple[Mutant, ...] = (
         "no order for a copy",
         before="    core.copies.on_device(shared, copy)",
         after="    core.copies.on_device(copy, copy)",
+    ),
+    _grow(
+        "a batch that overlooks what its last row shares",
+        before="if reads_all and not np.count_nonzero(offsets):",
+        after="if reads_all and not np.count_nonzero(offsets[:-1]):",
+    ),
+    _grow(
+        "a batch that grows behind drafts",
+        before="    if np.count_nonzero(drafts):",
+        after="    if np.count_nonzero(drafts) > 1:",
+    ),
+    _grow(
+        "a batch whose new blocks are one slot longer",
+        before="limit[rows] = (columns + 1) * core.groups[0].block_size",
+        after="limit[rows] = (columns + 1) * core.groups[0].block_size + 1",
+    ),
+    _grow(
+        "a batch that tells of a column too far",
+        before="columns.astype(np.int32), fresh)",
+        after="(columns + 1).astype(np.int32), fresh)",
     ),
     _grow(
         "rejected drafts keep their blocks",
