@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from paged.conformance.case import Case
-from paged.conformance.cases.setups import BATCH, DECODES, MIXED, QUERY_TILES, TILES
+from paged.conformance.cases.setups import BATCH, DECODES, MIXED, QUERY_TILES, SPLIT, TILES
 
 
 def batches() -> Iterator[Case]:
@@ -181,6 +181,13 @@ def lengths() -> Iterator[Case]:
             ("14",),
             TILES.but(data=data),
         )
+    yield Case(
+        "lengths/uneven_parts",
+        "the last of several parts of the keys, shorter than the others, is left out",
+        (6,),
+        ("14",),
+        SPLIT.but(sequences=((1, 800), (1, 333))),
+    )
     yield Case(
         "lengths/query_tiles",
         "queries at the edge of a tile, long prefill",

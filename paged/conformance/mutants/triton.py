@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "blocks",
         before="return (num_steps + steps - 1) // steps",
         after="return tl.maximum(num_steps // steps, 1)",
-        likely=_SPLIT,
+        likely=("lengths/uneven_parts",),
     ),
     _reduce(
         "parts weigh the same",
