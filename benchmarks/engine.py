@@ -1,12 +1,12 @@
 """Tokens per second of the engine and of transformers' batched `generate`, in one run.
 
     python benchmarks/engine.py
-    python benchmarks/engine.py --json --repeats 5
+    python benchmarks/engine.py --size 15M --json --repeats 5
 
-A Llama of 15 M random weights (hidden 288, 6 layers, 6 heads, vocabulary 32,000, fp32) and 32
-requests of 64 prompt and 64 greedy output tokens, all of one length, which suits the static batch
-of `generate`. Both have the same weights. Runs alternate, the figure is the median, and
-compilation happens before the first and is reported beside them.
+Llamas of 15 M and of 102 M random weights (vocabulary 32,000, fp32) and 32 requests of 64 prompt
+and 64 greedy output tokens, all of one length, which suits the static batch of `generate`. Both
+engines have the same weights. Runs alternate, the figure is the median, and compilation happens
+before the first and is reported beside them.
 
 The limit says what the machine could do: a decode step reads every weight once and multiplies it
 with 32 rows, so that it takes at least the longer of the two times.
@@ -37,17 +37,30 @@ from paged.engine.resolving import names
 from paged.models import ModelConfig, Transformer, save_model
 
 REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64, 64
-CONFIG = ModelConfig(
-    vocab_size=32_000,
-    hidden_size=288,
-    intermediate_size=768,
-    num_layers=6,
-    num_heads=6,
-    num_kv_heads=6,
-    head_dim=48,
-    max_position_embeddings=256,
-    tie_word_embeddings=True,
-)
+CONFIGS = {
+    "15M": ModelConfig(
+        vocab_size=32_000,
+        hidden_size=288,
+        intermediate_size=768,
+        num_layers=6,
+        num_heads=6,
+        num_kv_heads=6,
+        head_dim=48,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    ),
+    "100M": ModelConfig(
+        vocab_size=32_000,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_layers=11,
+        num_heads=12,
+        num_kv_heads=12,
+        head_dim=64,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    ),
+}
 
 
 def paged_runner(
@@ -123,11 +136,13 @@ def decode_limit(parameters: int, samples: int = 5) -> dict[str, float]:
     }
 
 
-def measure(repeats: int, options: dict[str, Any], *, with_transformers: bool) -> dict[str, Any]:
-    model = Transformer(CONFIG, rngs=nnx.Rngs(0))
+def measure(
+    config: ModelConfig, repeats: int, options: dict[str, Any], *, with_transformers: bool
+) -> dict[str, Any]:
+    model = Transformer(config, rngs=nnx.Rngs(0))
     parameters = sum(array.size for array in jax.tree.leaves(nnx.state(model, nnx.Param)))
     rng = np.random.default_rng(0)
-    prompts = rng.integers(1, CONFIG.vocab_size, (REQUESTS, PROMPT_TOKENS)).tolist()
+    prompts = rng.integers(1, config.vocab_size, (REQUESTS, PROMPT_TOKENS)).tolist()
     paged, llm = paged_runner(model, prompts, options)
     runs = {"paged": paged}
     if with_transformers:
@@ -202,6 +217,7 @@ def show(report: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--size", choices=list(CONFIGS), action="append", help="both by default")
     parser.add_argument("--layout", default="auto")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--block-size", type=int, default=16)
@@ -215,13 +231,21 @@ def main() -> None:
         "block_size": arguments.block_size,
         "max_num_batched_tokens": arguments.max_num_batched_tokens,
     }
-    report = measure(
-        arguments.repeats, options, with_transformers=not arguments.without_transformers
-    )
+    sizes = arguments.size or list(CONFIGS)
+    reports = {
+        size: measure(
+            CONFIGS[size],
+            arguments.repeats,
+            options,
+            with_transformers=not arguments.without_transformers,
+        )
+        for size in sizes
+    }
     if arguments.json:
-        print(json.dumps(report))
+        print(json.dumps(reports))
     else:
-        show(report)
+        for report in reports.values():
+            show(report)
 
 
 if __name__ == "__main__":
