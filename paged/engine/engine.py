@@ -58,6 +58,7 @@ class Engine:
             cost=cost,
         )
         self._runner = runner
+        self._phases = runner.phases
         self._table = table
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -177,6 +178,8 @@ class Engine:
         Requests that a token or their length ended have a `finish_reason` by then. When a step
         fails, or is interrupted, nobody knows what the caches hold: every request is given up.
         """
+        if self._phases.recording is not None:
+            self._phases.recording.begin_step()
         # Whoever calls is the one that calls; the engine has no threads of its own.
         self.scheduler.manager.adopt()
         try:
@@ -186,13 +189,15 @@ class Engine:
             raise
 
     def _step(self) -> list[tuple[Request, int]]:
-        parts = self.scheduler.schedule()
         manager = self.scheduler.manager
-        used = manager.num_blocks - 1 - manager.num_free_blocks
-        self._stats.peak_blocks = max(self._stats.peak_blocks, used)
+        with self._phases("schedule"):
+            parts = self.scheduler.schedule()
+            used = manager.num_blocks - 1 - manager.num_free_blocks
+            self._stats.peak_blocks = max(self._stats.peak_blocks, used)
         done = self._pending
         # Copies come before the step that needs them, even where that step is a later one.
-        self._runner.copy(manager.take_copies())
+        with self._phases("copies"):
+            self._runner.copy(manager.take_copies())
         self._pending = self._runner.dispatch(parts, self._table.host) if parts else None
         if done is None and self._pending is None and self.scheduler.has_work:
             raise RuntimeError("requests wait, none runs and none can start: a scheduler's fault")
@@ -225,8 +230,18 @@ class Engine:
         scheduler.manager.reset()
 
     def _read(self, done: InFlight) -> list[tuple[Request, int]]:
-        sampled = done.sampled()
-        candidates = done.candidates()
+        with self._phases("fetch"):
+            sampled = done.sampled()
+            candidates = done.candidates()
+        with self._phases("bookkeeping"):
+            return self._account(done, sampled, candidates)
+
+    def _account(
+        self,
+        done: InFlight,
+        sampled: list[tuple[Request, int]],
+        candidates: dict[Request, tuple[np.ndarray, np.ndarray]],
+    ) -> list[tuple[Request, int]]:
         self._count(done)
         read: list[tuple[Request, int]] = []
         for request, token in sampled:

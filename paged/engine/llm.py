@@ -1,11 +1,11 @@
 """`LLM`: text in, text out, over a paged cache."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
@@ -17,7 +17,9 @@ from paged.engine.beams import BeamSearch, Hypothesis
 from paged.engine.capacity import block_bytes, default_num_blocks
 from paged.engine.engine import Engine
 from paged.engine.generation import Generation
+from paged.engine.loading import load
 from paged.engine.outputs import Completion, Increment, RequestOutput
+from paged.engine.phases import Recording
 from paged.engine.preemption import PreemptionCost, PreemptionMode
 from paged.engine.progress import RunProgress
 from paged.engine.prompts import Prompt, as_list, one_each, prompt_token_ids
@@ -27,8 +29,7 @@ from paged.engine.sampling import MAX_SEED, SamplingParams, require_integer
 from paged.engine.stats import EngineStats
 from paged.engine.text import Detokenizer
 from paged.layouts import Layout
-from paged.models import Decoder, Tokenizer, load_model, load_tokenizer, resolve_model
-from paged.models.layers import Float32Param
+from paged.models import Decoder, Tokenizer
 
 # No length to this power passes what a float holds.
 _MAX_PENALTY = 10
@@ -54,7 +55,8 @@ class LLM:
         max_num_batched_tokens: tokens of one step; longer prompts run in chunks.
         max_model_len: prompt and generated tokens of one request; the model's own limit by
             default.
-        dtype: of parameters and cache; by default what the model has.
+        dtype: of parameters and cache. By default what the model has; but float32 for a folder in
+            16 bits on a CPU that is no faster in those, which the log says.
         enable_prefix_caching: whether requests share the blocks of the tokens that they have in
             common, and later ones find those of earlier ones as long as they last.
         num_host_blocks: blocks on the host for requests that lose theirs; 0 computes again.
@@ -103,14 +105,7 @@ class LLM:
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
         if seed is not None:
             require_integer("seed", seed, 0, MAX_SEED)
-        if not isinstance(model, str | Path):
-            if not isinstance(model, Decoder):
-                raise ValueError(f"model: got {model!r}, expected a name, a folder or a `Decoder`")
-            self.model: Decoder = model if dtype is None else _cast(model, dtype)
-            self.tokenizer = tokenizer
-        else:
-            self.model = load_model(model, dtype=dtype)
-            self.tokenizer = tokenizer or _tokenizer_of(model)
+        self.model, self.tokenizer = load(model, tokenizer, dtype)
         config = self.model.config
         storage = dtype_name(self.model.dtype)
         self.resolutions = resolve_layers(
@@ -138,7 +133,7 @@ class LLM:
         # No request can be longer than the pool, so no row of the table needs to be.
         blocks_per_row = min(-(-max_model_len // block_size), num_blocks - 1)
         table = BlockTable(max_num_seqs, blocks_per_row, block_size, device_put=np.asarray)
-        runner = Runner(
+        self._runner = runner = Runner(
             self.model,
             self.resolutions,
             num_blocks=num_blocks,
@@ -172,6 +167,14 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts and times since this object was made."""
         return self._engine.stats
+
+    def profiled(self) -> AbstractContextManager[Recording]:
+        """Records where the time of the steps within a `with` goes.
+
+        Meanwhile each step is waited for before the next is planned, so that the phases add up;
+        else the host plans behind the device's back.
+        """
+        return self._runner.phases.recorded()
 
     def generate(
         self,
@@ -381,13 +384,15 @@ class LLM:
 
     def _step(self) -> None:
         """One step for all that runs, whoever asked for it."""
-        for request, token in self._engine.step():
-            generation = self._generations.get(request.request_id)
-            if generation is None:
-                continue
-            is_stop_token = self._engine.is_stop_token(request, token)
-            if generation.accept(token, is_stop_token=is_stop_token):
-                self._engine.finish(request, "stop")
+        read = self._engine.step()
+        with self._runner.phases("detokenise"):
+            for request, token in read:
+                generation = self._generations.get(request.request_id)
+                if generation is None:
+                    continue
+                is_stop_token = self._engine.is_stop_token(request, token)
+                if generation.accept(token, is_stop_token=is_stop_token):
+                    self._engine.finish(request, "stop")
 
     def _give_up(self, generations: Sequence[Generation]) -> None:
         """Forget requests, and end those that are not finished."""
@@ -409,19 +414,3 @@ def _outputs(generations: Sequence[Generation]) -> list[RequestOutput]:
             list(own) for _, own in groupby(generations, lambda generation: generation.index)
         )
     ]
-
-
-def _tokenizer_of(model: str | Path) -> Tokenizer | None:
-    folder = resolve_model(model)
-    return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-
-
-def _cast(model: Decoder, dtype: DTypeLike) -> Decoder:
-    graph, state = nnx.split(model)
-    cast = {
-        path: variable
-        if isinstance(variable, Float32Param)
-        else variable.replace(jnp.asarray(variable[...], dtype))
-        for path, variable in nnx.to_flat_state(state)
-    }
-    return nnx.merge(graph, nnx.from_flat_state(cast))

@@ -14,6 +14,7 @@ from paged.backends import Resolution
 from paged.blocks import CopyOrders
 from paged.engine.inputs import StepShape, pack, resolve_tokens, samplers, unpack
 from paged.engine.mover import BlockMover
+from paged.engine.phases import Phases
 from paged.engine.programs import Programs
 from paged.engine.request import Request
 from paged.engine.sampler import likeliest, sample
@@ -95,6 +96,9 @@ class Runner:
         max_num_seqs: rows of the block table.
         cache_dtype: storage type of the caches by name.
         num_host_blocks: blocks on the host to swap to.
+
+    Attributes:
+        phases: where spans of time are reported. While it records, each step is waited for.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Runner:
         cache_dtype: str,
         num_host_blocks: int = 0,
     ) -> None:
+        self.phases = Phases()
         self._programs = Programs()
         self._resolutions = tuple(resolutions)
         self._block_size = block_size
@@ -150,12 +155,20 @@ class Runner:
             step: at least one part.
             block_table: the blocks of every row; not kept.
         """
-        shape, packed, ordered = pack(step, builder=self._builder, block_table=block_table)
-        program = self.compile(shape)
-        # Donated: the old caches are gone once the call returns, whether it succeeds or not.
-        self._caches, self._sampled, tokens, candidates = program(
-            self._params, self._caches, self._sampled, packed
-        )
+        with self.phases("metadata"):
+            shape, packed, ordered = pack(step, builder=self._builder, block_table=block_table)
+        with self.phases("compile"):
+            program = self.compile(shape)
+        with self.phases("dispatch"):
+            # Donated: the old caches are gone once the call returns, whether it succeeds or not.
+            self._caches, self._sampled, tokens, candidates = program(
+                self._params, self._caches, self._sampled, packed
+            )
+        if self.phases.recording is not None:
+            self.phases.recording.dispatches("decode" if shape.is_decode else "prefill")
+            # Only so does the host's time not hide behind the device's.
+            with self.phases("program"):
+                tokens.block_until_ready()
         return InFlight(ordered, tokens, candidates, is_decode=shape.is_decode, started=self.now())
 
     def now(self) -> Moment:
