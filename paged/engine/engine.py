@@ -1,17 +1,20 @@
 """The loop: schedule a step, hand it to the device, read back the step before it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from paged.blocks import BlockTable, KVCacheManager
 from paged.engine.beams import BeamSearch
+from paged.engine.inputs import sampling_mode
 from paged.engine.preemption import PreemptionCost
 from paged.engine.request import FinishReason, Request
 from paged.engine.runner import InFlight, Runner
 from paged.engine.sampling import MAX_SEED, SamplingParams
 from paged.engine.scheduler import Scheduler
+from paged.engine.shapes import step_shapes
 from paged.engine.stats import EngineStats
 
 
@@ -171,6 +174,22 @@ class Engine:
         self._next_id += 1
         self._stats.prompt_tokens += length
         return search
+
+    def preparations(self, params: Sequence[SamplingParams]) -> list[Callable[[], Any]]:
+        """Calls that compile, one program each, all that requests may need; see `LLM.warm_up`."""
+        scheduler, manager = self.scheduler, self.scheduler.manager
+        pool = (manager.num_blocks - 1) * manager.block_size
+        shapes = step_shapes(
+            [sampling_mode([each]) for each in params],
+            buckets=self._runner.buckets,
+            block_size=manager.block_size,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            # The last token of a request is not run.
+            max_seq_len=min(self._max_model_len - 1, pool),
+            has_forks=any(each.n > 1 for each in params),
+        )
+        return self._runner.preparations(shapes, max_copies=scheduler.max_num_seqs)
 
     def step(self) -> list[tuple[Request, int]]:
         """Dispatch the next step, then read the one before; returns the tokens that were read.

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int32
 
 from paged.engine.request import Request
 from paged.engine.sampler import RowSampling, SamplingMode
+from paged.engine.sampling import SamplingParams
 from paged.engine.scheduler import Scheduled
 from paged.metadata import AttentionMetadata, MetadataBuilder
 
@@ -140,7 +141,7 @@ def pack(
         num_tokens=metadata.num_tokens,
         num_blocks=metadata.block_table.shape[1],
         is_decode=metadata.max_query_len == 1,
-        mode=_mode(step),
+        mode=sampling_mode([part.request.params for part in step]),
         num_samples=num_samples if has_forks else None,
         num_candidates=_num_candidates(step),
     )
@@ -206,10 +207,11 @@ def resolve_tokens(
     return jnp.where(tokens < 0, sampled[jnp.maximum(-tokens - 1, 0)], tokens)
 
 
-def _mode(step: Sequence[Scheduled]) -> SamplingMode:
-    if any(part.request.params.is_filtered for part in step):
+def sampling_mode(params: Sequence[SamplingParams]) -> SamplingMode:
+    """What a step of requests with these needs."""
+    if any(each.is_filtered for each in params):
         return "filtered"
-    return "greedy" if all(part.request.params.is_greedy for part in step) else "plain"
+    return "greedy" if all(each.is_greedy for each in params) else "plain"
 
 
 def _num_candidates(step: Sequence[Scheduled]) -> int:

@@ -21,7 +21,7 @@ from paged.engine.loading import load
 from paged.engine.outputs import Completion, Increment, RequestOutput
 from paged.engine.phases import Recording
 from paged.engine.preemption import PreemptionCost, PreemptionMode
-from paged.engine.progress import RunProgress
+from paged.engine.progress import RunProgress, tracked
 from paged.engine.prompts import Prompt, as_list, one_each, prompt_token_ids
 from paged.engine.resolving import resolve_layers
 from paged.engine.runner import Runner
@@ -167,6 +167,38 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts and times since this object was made."""
         return self._engine.stats
+
+    def warm_up(
+        self,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> int:
+        """Compile all that requests may need, so that no step has to wait for it.
+
+        A program is compiled for each shape that a step may have: tens of them for each way to
+        sample. `max_num_seqs`, `max_num_batched_tokens` and `max_model_len` bound them.
+        Beam searches still compile their own.
+
+        Args:
+            params: of the requests that will come, one of each kind: greedy, drawn, drawn with
+                filters, several samples.
+            progress: a bar on stderr: True for one, False for none, None on a terminal.
+
+        Returns:
+            The number of programs that were not there before.
+        """
+        kinds = (
+            [SamplingParams()]
+            if params is None
+            else [params]
+            if isinstance(params, SamplingParams)
+            else list(params)
+        )
+        before = self._runner.num_compiled_shapes
+        for prepare in tracked(self._engine.preparations(kinds), "programs", progress):
+            prepare()
+        return self._runner.num_compiled_shapes - before
 
     def profiled(self) -> AbstractContextManager[Recording]:
         """Records where the time of the steps within a `with` goes.

@@ -1,7 +1,8 @@
 """The device's side of the engine: parameters, caches and the compiled step."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from paged.engine.request import Request
 from paged.engine.sampler import likeliest, sample
 from paged.engine.scheduler import Scheduled
 from paged.layouts import KVCache
-from paged.metadata import MetadataBuilder
+from paged.metadata import Buckets, MetadataBuilder
 from paged.models import Decoder
 from paged.models.paged_attention import PagedAttention
 
@@ -131,6 +132,11 @@ class Runner:
         )
 
     @property
+    def buckets(self) -> Buckets:
+        """What steps are padded to."""
+        return self._builder.buckets
+
+    @property
     def num_compiled_shapes(self) -> int:
         """Programs compiled so far."""
         return len(self._programs)
@@ -170,6 +176,13 @@ class Runner:
             with self.phases("program"):
                 tokens.block_until_ready()
         return InFlight(ordered, tokens, candidates, is_decode=shape.is_decode, started=self.now())
+
+    def preparations(
+        self, shapes: Sequence[StepShape], *, max_copies: int
+    ) -> list[Callable[[], Any]]:
+        """Calls that compile steps of these shapes, and all that may come between steps."""
+        steps = [partial(self.compile, shape) for shape in shapes]
+        return [*steps, *self._mover.preparations(self._caches, max_copies=max_copies)]
 
     def now(self) -> Moment:
         """This moment, to measure steps by."""
