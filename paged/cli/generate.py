@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paged.cli.compiling import CacheOption, keep_programs
 from paged.cli.console import JsonOption, note, print_json
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def generate(
     stream: Annotated[
         bool, typer.Option("--stream", help="Print as it comes; with --json one object a line.")
     ] = False,
+    warm_up: Annotated[
+        bool, typer.Option("--warm-up", help="First compile every shape that steps may have.")
+    ] = False,
+    compilation_cache: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Generate text from one or more prompts.
@@ -76,8 +81,10 @@ def generate(
                 "seed": seed is not None,
                 "stop": bool(stop),
                 "stream": stream,
+                "warm-up": warm_up,
             },
         )
+    keep_programs(compilation_cache)
     # Here, so that `paged plan` and `--help` wait for no engine.
     from paged.engine import LLM, SamplingParams
 
@@ -99,6 +106,8 @@ def generate(
         dtype=dtype,
         enable_prefix_caching=prefix_caching,
     )
+    if warm_up:
+        llm.warm_up(params, progress=False if as_json else None)
     if stream:
         _stream(llm, prompt, params, as_json)
         return

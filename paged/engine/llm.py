@@ -1,6 +1,6 @@
 """`LLM`: text in, text out, over a paged cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +21,7 @@ from paged.engine.loading import load
 from paged.engine.outputs import Completion, Increment, RequestOutput
 from paged.engine.phases import Recording
 from paged.engine.preemption import PreemptionCost, PreemptionMode
+from paged.engine.program_parts import shares, traced
 from paged.engine.progress import RunProgress, tracked
 from paged.engine.prompts import Prompt, as_list, one_each, prompt_token_ids
 from paged.engine.resolving import resolve_layers
@@ -207,6 +208,21 @@ class LLM:
         else the host plans behind the device's back.
         """
         return self._runner.phases.recorded()
+
+    def program_shares(self, call: Callable[[], object]) -> dict[str, float] | None:
+        """How the program that runs most often within a call shares out its time.
+
+        Args:
+            call: which generates; its programs were compiled before.
+
+        Returns:
+            The shares of attention, sampling and the model's own arithmetic; None where JAX does
+            not trace them.
+        """
+        with self.profiled() as recording:
+            operations = traced(call)
+        shape = recording.commonest
+        return None if shape is None else shares(operations, self._runner.text(shape))
 
     def generate(
         self,

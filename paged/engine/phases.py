@@ -1,11 +1,14 @@
 """Where the time of steps goes: spans of host work and of the compiled program. Off by default."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
+
+from paged.engine.inputs import StepShape
 
 PHASES = {
     "schedule": "which requests run, and their blocks",
@@ -79,6 +82,7 @@ class Recording:
         self._step: dict[str, list[float]] = {}
         self._kind: StepKind | None = None
         self._is_dispatched = False
+        self._shapes: Counter[StepShape] = Counter()
         self._began: float | None = None
 
     def begin_step(self) -> None:
@@ -97,16 +101,22 @@ class Recording:
         self._is_dispatched = False
         self._began = now
 
-    def dispatches(self, kind: StepKind) -> None:
-        """What kind of step this call runs."""
-        self._kind = kind
+    def dispatches(self, shape: StepShape) -> None:
+        """Which step this call runs."""
+        self._kind = "decode" if shape.is_decode else "prefill"
         self._is_dispatched = True
+        self._shapes[shape] += 1
 
     def add(self, name: str, seconds: float) -> None:
         """A span of the running call."""
         kept = self._step.setdefault(name, [0.0, 0])
         kept[0] += seconds
         kept[1] += 1
+
+    @property
+    def commonest(self) -> StepShape | None:
+        """The shape that ran most often; None where none did."""
+        return max(self._shapes, key=lambda shape: self._shapes[shape], default=None)
 
     def profiles(self) -> dict[StepKind, StepProfile]:
         """Each kind of step that ran, once the recording is over."""

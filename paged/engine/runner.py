@@ -171,7 +171,7 @@ class Runner:
                 self._params, self._caches, self._sampled, packed
             )
         if self.phases.recording is not None:
-            self.phases.recording.dispatches("decode" if shape.is_decode else "prefill")
+            self.phases.recording.dispatches(shape)
             # Only so does the host's time not hide behind the device's.
             with self.phases("program"):
                 tokens.block_until_ready()
@@ -197,6 +197,10 @@ class Runner:
 
         return self._programs.get(shape, lower)
 
+    def text(self, shape: StepShape) -> str:
+        """The program for a shape, as the compiler left it."""
+        return self.compile(shape).as_text()
+
     def _step(
         self,
         shape: StepShape,
@@ -217,9 +221,10 @@ class Runner:
         hidden = model(tokens, inputs.positions, attention)
         # Only a row's last token is asked for its successor: logits are the widest array there is.
         logits = model.logits(hidden[inputs.last_tokens])
-        candidates = likeliest(logits, shape.num_candidates) if shape.num_candidates else None
-        if inputs.logit_rows is not None:
-            logits = logits[inputs.logit_rows]
-        chosen = sample(logits, inputs.sampling, is_filtered=shape.mode == "filtered")
+        with jax.named_scope("sampling"):
+            candidates = likeliest(logits, shape.num_candidates) if shape.num_candidates else None
+            if inputs.logit_rows is not None:
+                logits = logits[inputs.logit_rows]
+            chosen = sample(logits, inputs.sampling, is_filtered=shape.mode == "filtered")
         sampled = sampled.at[inputs.rows].set(chosen, mode="drop")
         return tuple(attention.caches), sampled, chosen, candidates
