@@ -11,6 +11,8 @@ from paged.cli.console import JsonOption, note, print_json
 if TYPE_CHECKING:
     from paged.engine import LLM, RequestOutput, SamplingParams
 
+_MOST_SEQS = 64
+
 
 def generate(
     model: Annotated[
@@ -105,6 +107,8 @@ def generate(
         num_blocks=num_blocks,
         dtype=dtype,
         enable_prefix_caching=prefix_caching,
+        # Fewer rows have fewer shapes.
+        **({"max_num_seqs": min(len(prompt) * n, _MOST_SEQS)} if warm_up else {}),
     )
     if warm_up:
         llm.warm_up(params, progress=False if as_json else None)
