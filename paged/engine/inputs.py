@@ -3,6 +3,7 @@
 The compiled step takes the array apart again, by offsets that are static.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,7 +77,17 @@ class StepShape:
     @property
     def size(self) -> int:
         """Numbers in the array."""
-        return sum(int(np.prod(shape)) for shape, _ in self.fields.values())
+        return sum(math.prod(shape) for shape, _ in self.fields.values())
+
+    def views(self, packed: Int32[np.ndarray, " size"]) -> dict[str, np.ndarray]:
+        """Each input as it lies in the array, to be read and to be written."""
+        found: dict[str, np.ndarray] = {}
+        start = 0
+        for name, (sizes, dtype) in self.fields.items():
+            end = start + math.prod(sizes)
+            found[name] = packed[start:end].view(dtype).reshape(sizes)
+            start = end
+        return found
 
 
 class StepInputs(NamedTuple):
@@ -148,7 +159,7 @@ def pack(
     kept = [part.row if part.is_last_chunk else num_rows for part in ordered]
     kept += [fork.row for fork in requests[len(ordered) :] if fork.row is not None]
     values: dict[str, Any] = {
-        "tokens": _token_ids(ordered, shape.num_tokens),
+        "tokens": token_ids(ordered, shape.num_tokens),
         "positions": built.positions,
         "slot_mapping": metadata.slot_mapping,
         "block_table": metadata.block_table,
@@ -172,7 +183,7 @@ def unpack(shape: StepShape, packed: Int32[Array, " size"], block_size: int) -> 
     values: dict[str, Array] = {}
     start = 0
     for name, (sizes, dtype) in shape.fields.items():
-        end = start + int(np.prod(sizes))
+        end = start + math.prod(sizes)
         values[name] = jax.lax.bitcast_convert_type(packed[start:end], dtype).reshape(sizes)
         start = end
     metadata = AttentionMetadata(
@@ -227,7 +238,8 @@ def _num_candidates(step: Sequence[Scheduled]) -> int:
     return max(_MIN_CANDIDATES, 1 << (most - 1).bit_length()) if most else 0
 
 
-def _token_ids(ordered: Sequence[Scheduled], num_tokens: int) -> Int32[np.ndarray, " T"]:
+def token_ids(ordered: Sequence[Scheduled], num_tokens: int) -> Int32[np.ndarray, " T"]:
+    """Ids of the tokens that run, padded; -(row + 1) for one that only the device knows."""
     tokens: list[int] = []
     for part in ordered:
         known = part.request.known_tokens(part.start, part.count)

@@ -13,8 +13,9 @@ from jaxtyping import Array, Int32
 
 from paged.backends import Resolution
 from paged.blocks import CopyOrders
-from paged.engine.inputs import StepShape, pack, resolve_tokens, samplers, unpack
+from paged.engine.inputs import StepShape, resolve_tokens, samplers, unpack
 from paged.engine.mover import BlockMover
+from paged.engine.packer import Packer
 from paged.engine.phases import Phases
 from paged.engine.programs import Programs
 from paged.engine.request import Request
@@ -118,6 +119,7 @@ class Runner:
         self._resolutions = tuple(resolutions)
         self._block_size = block_size
         self._builder = MetadataBuilder(block_size)
+        self._packer = Packer(self._builder)
         # Flat arrays: to take a tree of modules apart costs more at each call than a small step.
         self._graph, state = nnx.split(model)
         self._params, self._params_tree = jax.tree.flatten(state)
@@ -162,7 +164,7 @@ class Runner:
             block_table: the blocks of every row; not kept.
         """
         with self.phases("metadata"):
-            shape, packed, ordered = pack(step, builder=self._builder, block_table=block_table)
+            shape, packed, ordered = self._packer.pack(step, block_table)
         with self.phases("compile"):
             program = self.compile(shape)
         with self.phases("dispatch"):
