@@ -1,9 +1,13 @@
 """`paged profile`, and the options about compiling."""
 
+import shutil
+
 import pytest
+from flax import nnx
 
 from paged.cli.profile import Profile, _show
 from paged.engine.phases import PHASES, StepProfile
+from paged.models import ModelConfig, Transformer, resolve_model, save_model
 from tests.test_cli import run, run_json
 
 SMALL = ("--requests", 2, "--prompt-tokens", 4, "--max-tokens", 4)
@@ -53,6 +57,25 @@ def test_its_table_by_hand(capsys):
         "With the host one step ahead a decode step takes 4.000 ms, 25 % of it outside the "
         "program.",
     ]
+
+
+def test_generate_may_compile_everything_first(tmp_path):
+    config = ModelConfig(
+        vocab_size=2048,
+        hidden_size=16,
+        intermediate_size=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=16,
+    )
+    save_model(Transformer(config, rngs=nnx.Rngs(0)), tmp_path)
+    shutil.copy(resolve_model("tiny-gqa") / "tokenizer.json", tmp_path)
+    asked = ("generate", tmp_path, "--prompt", "a", "--max-tokens", 2, "--temperature", 0)
+    stats = run_json(*asked, "--warm-up")["stats"]
+    # A decode, a chunk, and copies on the device.
+    assert stats["compiled_shapes"] == 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """`paged profile`: where the time of an engine's steps goes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from paged.cli.lab_table import print_columns
 
 if TYPE_CHECKING:
     from paged.engine import LLM
-    from paged.engine.phases import StepProfile
+    from paged.engine.phases import StepKind, StepProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Profile:
         parts: shares of the compiled decode step; None where it cannot be traced.
     """
 
-    kinds: "dict[str, StepProfile]"
+    kinds: "Mapping[StepKind, StepProfile]"
     ahead_ms: float
     parts: dict[str, float] | None
 
@@ -125,7 +125,7 @@ def measure(llm: "LLM", requests: int, prompt_tokens: int, max_tokens: int) -> P
     ahead_ms = _decode_ms(llm, run)
     with llm.profiled() as recording:
         run()
-    return Profile(dict(recording.profiles()), ahead_ms, llm.program_shares(run))
+    return Profile(recording.profiles(), ahead_ms, llm.program_shares(run))
 
 
 def _decode_ms(llm: "LLM", run: Callable[[], None]) -> float:

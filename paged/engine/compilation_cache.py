@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -36,16 +37,18 @@ def use_compilation_cache(folder: str | Path = AUTO) -> Path | None:
     Raises:
         ValueError: the folder is a file.
     """
+    # Any: JAX makes the attributes of its settings at run time.
+    config: Any = jax.config
     path = default_folder() if folder == AUTO else Path(folder).expanduser()
     if path.exists() and not path.is_dir():
         raise ValueError(f"compilation cache: got the file {path}, expected a folder or {AUTO!r}")
-    if not jax.config.jax_enable_compilation_cache:
+    if not config.jax_enable_compilation_cache:
         return None
-    if jax.config.jax_compilation_cache_dir:
-        return Path(jax.config.jax_compilation_cache_dir)
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    if jax.config.jax_persistent_cache_min_compile_time_secs == _JAX_LEAST_SECONDS:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if config.jax_compilation_cache_dir:
+        return Path(config.jax_compilation_cache_dir)
+    config.update("jax_compilation_cache_dir", str(path))
+    if config.jax_persistent_cache_min_compile_time_secs == _JAX_LEAST_SECONDS:
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     # It looks for its folder once: at the first program, which may have been compiled before.
     compilation_cache.reset_cache()
     return path

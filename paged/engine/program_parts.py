@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import jax
 
-PARTS = ("attention", "sampling")
+PARTS: tuple[str, ...] = ("attention", "sampling")
 """Scopes inside a step; what lies in neither is the model's own arithmetic."""
 
-MODEL = "model"
+MODEL: str = "model"
 
 
 class Operation(NamedTuple):
@@ -65,7 +65,7 @@ def shares(operations: Iterable[Operation], program: str) -> dict[str, float] | 
         return None
     scopes = {name: _part(scope) for name, scope in _INSTRUCTION.findall(program)}
     names = set(_NAME.findall(program))
-    spent = dict.fromkeys((*PARTS, MODEL), 0.0)
+    spent: dict[str, float] = dict.fromkeys((*PARTS, MODEL), 0.0)
     for operation in by_program[max(runs, key=lambda number: runs[number])]:
         if operation.name not in names:
             return None
