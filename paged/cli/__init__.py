@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paged import __version__
-from paged.cli import conform, demo, generate, inventory, lab, plan, replay
+from paged.cli import conform, demo, generate, inventory, lab, plan, profile, replay
 from paged.cli.console import OneLineErrors
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ for command in (
     conform.conform,
     demo.demo,
     replay.replay,
+    profile.profile,
 ):
     app.command()(command)
 app.add_typer(lab.app, name="lab")

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paged.cli.compiling import CacheOption, keep_programs
 from paged.cli.console import JsonOption, note, print_json
 
 if TYPE_CHECKING:
     from paged.engine import LLM, RequestOutput, SamplingParams
+
+_MOST_SEQS = 64
 
 
 def generate(
@@ -51,6 +54,10 @@ def generate(
     stream: Annotated[
         bool, typer.Option("--stream", help="Print as it comes; with --json one object a line.")
     ] = False,
+    warm_up: Annotated[
+        bool, typer.Option("--warm-up", help="First compile every shape that steps may have.")
+    ] = False,
+    compilation_cache: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Generate text from one or more prompts.
@@ -82,8 +89,10 @@ def generate(
                 "seed": seed is not None,
                 "stop": bool(stop),
                 "stream": stream,
+                "warm-up": warm_up,
             },
         )
+    keep_programs(compilation_cache)
     # Here, so that `paged plan` and `--help` wait for no engine.
     from paged.engine import LLM, SamplingParams
 
@@ -105,7 +114,11 @@ def generate(
         num_blocks=num_blocks,
         dtype=dtype,
         enable_prefix_caching=prefix_caching,
+        # Fewer rows have fewer shapes.
+        max_num_seqs=min(len(prompt) * n, _MOST_SEQS) if warm_up else _MOST_SEQS,
     )
+    if warm_up:
+        llm.warm_up(params, progress=False if as_json else None)
     if stream:
         _stream(llm, prompt, params, as_json)
         return

@@ -1,17 +1,21 @@
 """The loop: schedule a step, hand it to the device, read back the step before it."""
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from paged.blocks import BlockTable, KVCacheManager
 from paged.engine.beams import BeamSearch
+from paged.engine.inputs import sampling_mode
 from paged.engine.preemption import PreemptionCost
 from paged.engine.request import FinishReason, Request
 from paged.engine.runner import InFlight, Runner
 from paged.engine.sampling import MAX_SEED, SamplingParams
 from paged.engine.scheduler import Scheduler
+from paged.engine.shapes import step_shapes
 from paged.engine.stats import EngineStats
 
 
@@ -58,6 +62,7 @@ class Engine:
             cost=cost,
         )
         self._runner = runner
+        self._phases = runner.phases
         self._table = table
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -171,12 +176,34 @@ class Engine:
         self._stats.prompt_tokens += length
         return search
 
+    def preparations(self, params: Sequence[SamplingParams]) -> list[Callable[[], Any]]:
+        """Calls that compile, one program each, all that requests may need; see `LLM.warm_up`."""
+        scheduler, manager = self.scheduler, self.scheduler.manager
+        pool = (manager.num_blocks - 1) * manager.block_size
+        shapes = step_shapes(
+            # What any step needs, some two requests of it need.
+            [
+                (sampling_mode(pair), any(each.best_of is not None for each in pair))
+                for pair in itertools.product(params, repeat=2)
+            ],
+            buckets=self._runner.buckets,
+            block_size=manager.block_size,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            # The last token of a request is not run.
+            max_seq_len=min(self._max_model_len - 1, pool),
+            has_forks=any(each.num_samples > 1 for each in params),
+        )
+        return self._runner.preparations(shapes, max_copies=scheduler.max_num_seqs)
+
     def step(self) -> list[tuple[Request, int]]:
         """Dispatch the next step, then read the one before; returns the tokens that were read.
 
         Requests that a token or their length ended have a `finish_reason` by then. When a step
         fails, or is interrupted, nobody knows what the caches hold: every request is given up.
         """
+        if self._phases.recording is not None:
+            self._phases.recording.begin_step()
         # Whoever calls is the one that calls; the engine has no threads of its own.
         self.scheduler.manager.adopt()
         try:
@@ -186,13 +213,15 @@ class Engine:
             raise
 
     def _step(self) -> list[tuple[Request, int]]:
-        parts = self.scheduler.schedule()
         manager = self.scheduler.manager
-        used = manager.num_blocks - 1 - manager.num_free_blocks
-        self._stats.peak_blocks = max(self._stats.peak_blocks, used)
+        with self._phases("schedule"):
+            parts = self.scheduler.schedule()
+            used = manager.num_blocks - 1 - manager.num_free_blocks
+            self._stats.peak_blocks = max(self._stats.peak_blocks, used)
         done = self._pending
         # Copies come before the step that needs them, even where that step is a later one.
-        self._runner.copy(manager.take_copies())
+        with self._phases("copies"):
+            self._runner.copy(manager.take_copies())
         self._pending = self._runner.dispatch(parts, self._table.host) if parts else None
         if done is None and self._pending is None and self.scheduler.has_work:
             raise RuntimeError("requests wait, none runs and none can start: a scheduler's fault")
@@ -225,8 +254,18 @@ class Engine:
         scheduler.manager.reset()
 
     def _read(self, done: InFlight) -> list[tuple[Request, int]]:
-        sampled = done.sampled()
-        candidates = done.candidates()
+        with self._phases("fetch"):
+            sampled = done.sampled()
+            candidates = done.candidates()
+        with self._phases("bookkeeping"):
+            return self._account(done, sampled, candidates)
+
+    def _account(
+        self,
+        done: InFlight,
+        sampled: list[tuple[Request, int, float | None]],
+        candidates: dict[Request, tuple[np.ndarray, np.ndarray]],
+    ) -> list[tuple[Request, int]]:
         self._count(done)
         read: list[tuple[Request, int]] = []
         for request, token, logprob in sampled:

@@ -3,6 +3,7 @@
 The compiled step takes the array apart again, by offsets that are static.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from jaxtyping import Array, Int32
 
 from paged.engine.request import Request
 from paged.engine.sampler import RowSampling, SamplingMode
+from paged.engine.sampling import SamplingParams
 from paged.engine.scheduler import Scheduled
 from paged.metadata import AttentionMetadata, MetadataBuilder
 
@@ -77,7 +79,17 @@ class StepShape:
     @property
     def size(self) -> int:
         """Numbers in the array."""
-        return sum(int(np.prod(shape)) for shape, _ in self.fields.values())
+        return sum(math.prod(shape) for shape, _ in self.fields.values())
+
+    def views(self, packed: Int32[np.ndarray, " size"]) -> dict[str, np.ndarray]:
+        """Each input as it lies in the array, to be read and to be written."""
+        found: dict[str, np.ndarray] = {}
+        start = 0
+        for name, (sizes, dtype) in self.fields.items():
+            end = start + math.prod(sizes)
+            found[name] = packed[start:end].view(dtype).reshape(sizes)
+            start = end
+        return found
 
 
 class StepInputs(NamedTuple):
@@ -142,7 +154,7 @@ def pack(
         num_tokens=metadata.num_tokens,
         num_blocks=metadata.block_table.shape[1],
         is_decode=metadata.max_query_len == 1,
-        mode=_mode(step),
+        mode=sampling_mode([part.request.params for part in step]),
         num_samples=num_samples if has_forks else None,
         num_candidates=_num_candidates(step),
         has_logprobs=any(part.request.params.best_of is not None for part in step),
@@ -150,7 +162,7 @@ def pack(
     kept = [part.row if part.is_last_chunk else num_rows for part in ordered]
     kept += [fork.row for fork in requests[len(ordered) :] if fork.row is not None]
     values: dict[str, Any] = {
-        "tokens": _token_ids(ordered, shape.num_tokens),
+        "tokens": token_ids(ordered, shape.num_tokens),
         "positions": built.positions,
         "slot_mapping": metadata.slot_mapping,
         "block_table": metadata.block_table,
@@ -174,7 +186,7 @@ def unpack(shape: StepShape, packed: Int32[Array, " size"], block_size: int) -> 
     values: dict[str, Array] = {}
     start = 0
     for name, (sizes, dtype) in shape.fields.items():
-        end = start + int(np.prod(sizes))
+        end = start + math.prod(sizes)
         values[name] = jax.lax.bitcast_convert_type(packed[start:end], dtype).reshape(sizes)
         start = end
     metadata = AttentionMetadata(
@@ -209,10 +221,11 @@ def resolve_tokens(
     return jnp.where(tokens < 0, sampled[jnp.maximum(-tokens - 1, 0)], tokens)
 
 
-def _mode(step: Sequence[Scheduled]) -> SamplingMode:
-    if any(part.request.params.is_filtered for part in step):
+def sampling_mode(params: Sequence[SamplingParams]) -> SamplingMode:
+    """What a step of requests with these needs."""
+    if any(each.is_filtered for each in params):
         return "filtered"
-    return "greedy" if all(part.request.params.is_greedy for part in step) else "plain"
+    return "greedy" if all(each.is_greedy for each in params) else "plain"
 
 
 def _num_candidates(step: Sequence[Scheduled]) -> int:
@@ -228,7 +241,8 @@ def _num_candidates(step: Sequence[Scheduled]) -> int:
     return max(_MIN_CANDIDATES, 1 << (most - 1).bit_length()) if most else 0
 
 
-def _token_ids(ordered: Sequence[Scheduled], num_tokens: int) -> Int32[np.ndarray, " T"]:
+def token_ids(ordered: Sequence[Scheduled], num_tokens: int) -> Int32[np.ndarray, " T"]:
+    """Ids of the tokens that run, padded; -(row + 1) for one that only the device knows."""
     tokens: list[int] = []
     for part in ordered:
         known = part.request.known_tokens(part.start, part.count)

@@ -1,11 +1,11 @@
 """`LLM`: text in, text out, over a paged cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
@@ -17,9 +17,12 @@ from paged.engine.beams import BeamSearch, Hypothesis
 from paged.engine.capacity import block_bytes, default_num_blocks
 from paged.engine.engine import Engine
 from paged.engine.generation import Generation, best
+from paged.engine.loading import load
 from paged.engine.outputs import Completion, Increment, RequestOutput
+from paged.engine.phases import Recording
 from paged.engine.preemption import PreemptionCost, PreemptionMode
-from paged.engine.progress import RunProgress
+from paged.engine.program_parts import shares, traced
+from paged.engine.progress import RunProgress, tracked
 from paged.engine.prompts import Prompt, as_list, one_each, prompt_token_ids
 from paged.engine.resolving import resolve_layers
 from paged.engine.runner import Runner
@@ -27,8 +30,7 @@ from paged.engine.sampling import MAX_SEED, SamplingParams, require_integer
 from paged.engine.stats import EngineStats
 from paged.engine.text import Detokenizer
 from paged.layouts import Layout
-from paged.models import Decoder, Tokenizer, load_model, load_tokenizer, resolve_model
-from paged.models.layers import Float32Param
+from paged.models import Decoder, Tokenizer
 
 # No length to this power passes what a float holds.
 _MAX_PENALTY = 10
@@ -54,7 +56,8 @@ class LLM:
         max_num_batched_tokens: tokens of one step; longer prompts run in chunks.
         max_model_len: prompt and generated tokens of one request; the model's own limit by
             default.
-        dtype: of parameters and cache; by default what the model has.
+        dtype: of parameters and cache. By default what the model has; but float32 for a folder in
+            16 bits on a CPU that is no faster in those, which the log says.
         enable_prefix_caching: whether requests share the blocks of the tokens that they have in
             common, and later ones find those of earlier ones as long as they last.
         num_host_blocks: blocks on the host for requests that lose theirs; 0 computes again.
@@ -103,14 +106,7 @@ class LLM:
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
         if seed is not None:
             require_integer("seed", seed, 0, MAX_SEED)
-        if not isinstance(model, str | Path):
-            if not isinstance(model, Decoder):
-                raise ValueError(f"model: got {model!r}, expected a name, a folder or a `Decoder`")
-            self.model: Decoder = model if dtype is None else _cast(model, dtype)
-            self.tokenizer = tokenizer
-        else:
-            self.model = load_model(model, dtype=dtype)
-            self.tokenizer = tokenizer or _tokenizer_of(model)
+        self.model, self.tokenizer = load(model, tokenizer, dtype)
         config = self.model.config
         storage = dtype_name(self.model.dtype)
         self.resolutions = resolve_layers(
@@ -138,7 +134,7 @@ class LLM:
         # No request can be longer than the pool, so no row of the table needs to be.
         blocks_per_row = min(-(-max_model_len // block_size), num_blocks - 1)
         table = BlockTable(max_num_seqs, blocks_per_row, block_size, device_put=np.asarray)
-        runner = Runner(
+        self._runner = runner = Runner(
             self.model,
             self.resolutions,
             num_blocks=num_blocks,
@@ -172,6 +168,61 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts and times since this object was made."""
         return self._engine.stats
+
+    def warm_up(
+        self,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> int:
+        """Compile all that requests may need, so that no step has to wait for it.
+
+        A program is compiled for each shape that a step may have: tens of them for each way to
+        sample. `max_num_seqs`, `max_num_batched_tokens` and `max_model_len` bound them.
+        Beam searches still compile their own.
+
+        Args:
+            params: of the requests that will come, one of each kind: greedy, drawn, drawn with
+                filters, several samples.
+            progress: a bar on stderr: True for one, False for none, None on a terminal.
+
+        Returns:
+            The number of programs that were not there before.
+        """
+        kinds = (
+            [SamplingParams()]
+            if params is None
+            else [params]
+            if isinstance(params, SamplingParams)
+            else list(params)
+        )
+        before = self._runner.num_compiled_shapes
+        for prepare in tracked(self._engine.preparations(kinds), "programs", progress):
+            prepare()
+        return self._runner.num_compiled_shapes - before
+
+    def profiled(self) -> AbstractContextManager[Recording]:
+        """Records where the time of the steps within a `with` goes.
+
+        Meanwhile each step is waited for before the next is planned, so that the phases add up;
+        else the host plans behind the device's back.
+        """
+        return self._runner.phases.recorded()
+
+    def program_shares(self, call: Callable[[], object]) -> dict[str, float] | None:
+        """How the program that runs most often within a call shares out its time.
+
+        Args:
+            call: which generates; its programs were compiled before.
+
+        Returns:
+            The shares of attention, sampling and the model's own arithmetic; None where JAX does
+            not trace them.
+        """
+        with self.profiled() as recording:
+            operations = traced(call)
+        shape = recording.commonest
+        return None if shape is None else shares(operations, self._runner.text(shape))
 
     def generate(
         self,
@@ -388,13 +439,15 @@ class LLM:
 
     def _step(self) -> None:
         """One step for all that runs, whoever asked for it."""
-        for request, token in self._engine.step():
-            generation = self._generations.get(request.request_id)
-            if generation is None:
-                continue
-            is_stop_token = self._engine.is_stop_token(request, token)
-            if generation.accept(token, is_stop_token=is_stop_token):
-                self._engine.finish(request, "stop")
+        read = self._engine.step()
+        with self._runner.phases("detokenise"):
+            for request, token in read:
+                generation = self._generations.get(request.request_id)
+                if generation is None:
+                    continue
+                is_stop_token = self._engine.is_stop_token(request, token)
+                if generation.accept(token, is_stop_token=is_stop_token):
+                    self._engine.finish(request, "stop")
 
     def _give_up(self, generations: Sequence[Generation]) -> None:
         """Forget requests, and end those that are not finished."""
@@ -416,19 +469,3 @@ def _outputs(generations: Sequence[Generation]) -> list[RequestOutput]:
             list(own) for _, own in groupby(generations, lambda generation: generation.index)
         )
     ]
-
-
-def _tokenizer_of(model: str | Path) -> Tokenizer | None:
-    folder = resolve_model(model)
-    return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-
-
-def _cast(model: Decoder, dtype: DTypeLike) -> Decoder:
-    graph, state = nnx.split(model)
-    cast = {
-        path: variable
-        if isinstance(variable, Float32Param)
-        else variable.replace(jnp.asarray(variable[...], dtype))
-        for path, variable in nnx.to_flat_state(state)
-    }
-    return nnx.merge(graph, nnx.from_flat_state(cast))

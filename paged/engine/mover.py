@@ -5,6 +5,7 @@ step's program the copies would save a dispatch now and then, and double the pro
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ class BlockMover:
 
     def __init__(self, caches: Caches, *, num_host_blocks: int, programs: Programs) -> None:
         self._programs = programs
+        self._num_host_blocks = num_host_blocks
         # Block 0 of the host is never used, as on the device.
         self._host: Caches = tuple(
             cache.with_data(_host_array(cache, num_host_blocks + 1)) for cache in caches
@@ -62,6 +64,22 @@ class BlockMover:
             put_blocks(self._host, ids, contents)
         self._leaving.clear()
 
+    def preparations(self, caches: Caches, *, max_copies: int) -> list[Callable[[], Any]]:
+        """Calls that compile what any orders may need, one program each.
+
+        Args:
+            caches: as for `carry_out`; they stay as they are.
+            max_copies: most blocks that are copied on the device before a step.
+        """
+        calls: list[Callable[[], Any]] = []
+        for ids in _every_size(max_copies):
+            calls.append(partial(self._program, "copy", copy_blocks, caches, ids, ids))
+        for ids in _every_size(self._num_host_blocks):
+            contents = tuple(_host_array(cache, ids.size) for cache in caches)
+            calls.append(partial(self._program, "take", take_blocks, caches, ids))
+            calls.append(partial(self._program, "put", put_blocks, caches, ids, contents))
+        return calls
+
     def _swap_in(self, caches: Caches, orders: Copies) -> Caches:
         # What came out since the last step may go back at once.
         self.settle()
@@ -88,6 +106,16 @@ def _host_array(cache: KVCache, num_blocks: int) -> np.ndarray:
     shape = list(cache.data.shape)
     shape[cache.layout.block_axis] = num_blocks
     return np.empty(shape, cache.data.dtype)
+
+
+def _every_size(most: int) -> list[Int32[np.ndarray, " padded"]]:
+    """Ids of each length to which up to `most` of them are padded."""
+    found: list[Int32[np.ndarray, " padded"]] = []
+    count = 1
+    while count <= most:
+        found.append(_padded(np.zeros(count, np.int32), 0))
+        count = found[-1].size + 1
+    return found
 
 
 def _padded(ids: Int32[np.ndarray, " blocks"], fill: int) -> Int32[np.ndarray, " padded"]:

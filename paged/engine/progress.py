@@ -1,7 +1,9 @@
-"""A progress bar that keeps quiet on short runs and where nobody watches."""
+"""Progress bars that keep quiet where nobody watches."""
 
 import time
+from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -12,7 +14,31 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+T = TypeVar("T")
+
 _PATIENCE_SECONDS = 3.0
+
+
+def tracked(items: Sequence[T], what: str, is_shown: bool | None = None) -> Iterator[T]:
+    """The items, with a bar on stderr that says how many of them are done.
+
+    Args:
+        items: in their order.
+        what: their name.
+        is_shown: True or False, None on a terminal.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=console.is_terminal,
+        disable=not (console.is_terminal if is_shown is None else is_shown),
+    )
+    with bar:
+        yield from bar.track(items)
 
 
 class RunProgress:

@@ -1,7 +1,8 @@
 """The device's side of the engine: parameters, caches and the compiled step."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,14 +13,16 @@ from jaxtyping import Array, Float, Int32
 
 from paged.backends import Resolution
 from paged.blocks import CopyOrders
-from paged.engine.inputs import StepShape, pack, resolve_tokens, samplers, unpack
+from paged.engine.inputs import StepShape, resolve_tokens, samplers, unpack
 from paged.engine.mover import BlockMover
+from paged.engine.packer import Packer
+from paged.engine.phases import Phases
 from paged.engine.programs import Programs
 from paged.engine.request import Request
 from paged.engine.sampler import likeliest, logprobs_of, sample
 from paged.engine.scheduler import Scheduled
 from paged.layouts import KVCache
-from paged.metadata import MetadataBuilder
+from paged.metadata import Buckets, MetadataBuilder
 from paged.models import Decoder
 from paged.models.paged_attention import PagedAttention
 
@@ -103,6 +106,9 @@ class Runner:
         max_num_seqs: rows of the block table.
         cache_dtype: storage type of the caches by name.
         num_host_blocks: blocks on the host to swap to.
+
+    Attributes:
+        phases: where spans of time are reported. While it records, each step is waited for.
     """
 
     def __init__(
@@ -116,10 +122,12 @@ class Runner:
         cache_dtype: str,
         num_host_blocks: int = 0,
     ) -> None:
+        self.phases = Phases()
         self._programs = Programs()
         self._resolutions = tuple(resolutions)
         self._block_size = block_size
         self._builder = MetadataBuilder(block_size)
+        self._packer = Packer(self._builder)
         # Flat arrays: to take a tree of modules apart costs more at each call than a small step.
         self._graph, state = nnx.split(model)
         self._params, self._params_tree = jax.tree.flatten(state)
@@ -132,6 +140,11 @@ class Runner:
         self._mover = BlockMover(
             self._caches, num_host_blocks=num_host_blocks, programs=self._programs
         )
+
+    @property
+    def buckets(self) -> Buckets:
+        """What steps are padded to."""
+        return self._builder.buckets
 
     @property
     def num_compiled_shapes(self) -> int:
@@ -158,13 +171,28 @@ class Runner:
             step: at least one part.
             block_table: the blocks of every row; not kept.
         """
-        shape, packed, ordered = pack(step, builder=self._builder, block_table=block_table)
-        program = self.compile(shape)
-        # Donated: the old caches are gone once the call returns, whether it succeeds or not.
-        self._caches, self._sampled, *read = program(
-            self._params, self._caches, self._sampled, packed
-        )
+        with self.phases("metadata"):
+            shape, packed, ordered = self._packer.pack(step, block_table)
+        with self.phases("compile"):
+            program = self.compile(shape)
+        with self.phases("dispatch"):
+            # Donated: the old caches are gone once the call returns, whether it succeeds or not.
+            self._caches, self._sampled, *read = program(
+                self._params, self._caches, self._sampled, packed
+            )
+        if self.phases.recording is not None:
+            self.phases.recording.dispatches(shape)
+            # Only so does the host's time not hide behind the device's.
+            with self.phases("program"):
+                read[0].block_until_ready()
         return InFlight(ordered, *read, is_decode=shape.is_decode, started=self.now())
+
+    def preparations(
+        self, shapes: Sequence[StepShape], *, max_copies: int
+    ) -> list[Callable[[], Any]]:
+        """Calls that compile steps of these shapes, and all that may come between steps."""
+        steps = [partial(self.compile, shape) for shape in shapes]
+        return [*steps, *self._mover.preparations(self._caches, max_copies=max_copies)]
 
     def now(self) -> Moment:
         """This moment, to measure steps by."""
@@ -178,6 +206,10 @@ class Runner:
             return self._jitted.lower(shape, self._params, self._caches, self._sampled, packed)
 
         return self._programs.get(shape, lower)
+
+    def text(self, shape: StepShape) -> str:
+        """The program for a shape, as the compiler left it."""
+        return self.compile(shape).as_text()
 
     def _step(
         self,
@@ -200,10 +232,11 @@ class Runner:
         hidden = model(tokens, inputs.positions, attention)
         # Only a row's last token is asked for its successor: logits are the widest array there is.
         logits = model.logits(hidden[inputs.last_tokens])
-        candidates = likeliest(logits, shape.num_candidates) if shape.num_candidates else None
-        if inputs.logit_rows is not None:
-            logits = logits[inputs.logit_rows]
-        chosen = sample(logits, inputs.sampling, is_filtered=shape.mode == "filtered")
-        logprobs = logprobs_of(logits, chosen) if shape.has_logprobs else None
+        with jax.named_scope("sampling"):
+            candidates = likeliest(logits, shape.num_candidates) if shape.num_candidates else None
+            if inputs.logit_rows is not None:
+                logits = logits[inputs.logit_rows]
+            chosen = sample(logits, inputs.sampling, is_filtered=shape.mode == "filtered")
+            logprobs = logprobs_of(logits, chosen) if shape.has_logprobs else None
         sampled = sampled.at[inputs.rows].set(chosen, mode="drop")
         return tuple(attention.caches), sampled, chosen, candidates, logprobs

@@ -1,5 +1,6 @@
 """Choosing the next tokens, inside the compiled step: logits never leave the device."""
 
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -71,15 +72,30 @@ def logprobs_of(logits: Float[Array, "S vocab"], chosen: Int[Array, " S"]) -> Fl
 def first_largest(scores: Float[Array, "S options"]) -> Int[Array, " S"]:
     """The index of each row's largest entry, the first of equals, int32.
 
-    In two passes, because XLA:CPU does not vectorise the reduction of pairs that argmax is:
-    0.5 ms instead of 4.3 ms for [32, 32000], a fifth of the decode step of a small model
-    (2 cores of an AMD EPYC, 2026-11).
+    In two steps, first the part of the row and then the place in it, so that the row is read once
+    and only by a maximum, which XLA:CPU does fast: for [32, 32000] behind the product that makes
+    the scores, 0.1 ms. The index as one minimum over the whole row takes 0.6 ms, argmax 4.3 ms, of
+    a decode step of 7 ms (2 cores of an AMD EPYC, 2026-11-30).
     """
+    rows, options = scores.shape
+    num_parts = _largest_divisor(options, math.isqrt(options))
+    parts = scores.reshape(rows, num_parts, options // num_parts)
+    part = _first_peak(jnp.max(parts, axis=-1))
+    inside = jnp.take_along_axis(parts, part[:, None, None], axis=1)[:, 0]
+    return part * parts.shape[-1] + _first_peak(inside)
+
+
+def _first_peak(scores: Float[Array, "S options"]) -> Int[Array, " S"]:
     peak = jnp.max(scores, axis=-1, keepdims=True)
     last = scores.shape[-1] - 1
     index = jnp.arange(scores.shape[-1], dtype=jnp.int32)[None, :]
-    # Where a row holds NaN nothing equals its peak: the last entry, and never one past the end.
+    # Where a row holds NaN nothing equals its peak: the last entry, never one past the end.
     return jnp.min(jnp.where(scores == peak, index, last), axis=-1)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of a number that is not above the limit."""
+    return next(size for size in range(limit, 0, -1) if number % size == 0)
 
 
 def _noise(rows: RowSampling, vocab: int) -> Float[Array, "S vocab"]:

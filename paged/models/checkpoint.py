@@ -1,7 +1,7 @@
 """Loading a model from a Hugging Face folder, and saving one that transformers can load."""
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,11 @@ def load_config(path: str | Path, *, ignore_keys: Collection[str] = ()) -> Decod
 
 
 def load_model(
-    path: str | Path, dtype: DTypeLike | None = None, *, ignore_config_keys: Collection[str] = ()
+    path: str | Path,
+    dtype: DTypeLike | None = None,
+    *,
+    choose_dtype: Callable[[str], DTypeLike] | None = None,
+    ignore_config_keys: Collection[str] = (),
 ) -> Decoder:
     """A `Decoder` with the weights of a built-in model or of a Hugging Face folder.
 
@@ -50,6 +54,8 @@ def load_model(
         dtype: type of the parameters, routers aside, which stay fp32; None keeps the type that
             the embedding is stored in. On a CPU choose float32: products of 16-bit matrices are
             slow there.
+        choose_dtype: asked where dtype is None, with the name of the type that the embedding is
+            stored in.
         ignore_config_keys: keys of config.json to pass over instead of refusing them as unknown.
 
     Raises:
@@ -69,6 +75,8 @@ def load_model(
         _check_tensors(folder, table.values(), tensors, config, family)
         if dtype is None:
             dtype = _DTYPES[tensors[_EMBEDDING].get_slice(_EMBEDDING).get_dtype()]
+            if choose_dtype is not None:
+                dtype = _parameter_dtype(choose_dtype(dtype))
         dtype = jnp.dtype(dtype)
         # Shapes only: random weights that the file's replace at once are never made.
         model = nnx.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0), dtype=dtype))

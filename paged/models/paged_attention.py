@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 from jaxtyping import Array, Float
 
 from paged.backends import Resolution
@@ -65,9 +66,10 @@ class PagedAttention:
         value: Float[Array, "tokens num_kv_heads value_dim"] | None,
     ) -> KVCache:
         """The layer's cache with the step's tokens in it, which `caches` holds from now on."""
-        cache = self._resolutions[layer].write(
-            self.caches[layer], key, value, self.metadata.slot_mapping
-        )
+        with jax.named_scope("attention"):
+            cache = self._resolutions[layer].write(
+                self.caches[layer], key, value, self.metadata.slot_mapping
+            )
         self.caches[layer] = cache
         return cache
 
@@ -89,4 +91,6 @@ class PagedAttention:
             sinks: as for `Attention`.
         """
         metadata = self.metadata if metadata is None else metadata
-        return self._resolutions[layer].attend(query, self.caches[layer], metadata, sinks=sinks).out
+        with jax.named_scope("attention"):
+            read = self._resolutions[layer].attend(query, self.caches[layer], metadata, sinks=sinks)
+        return read.out
