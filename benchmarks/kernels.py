@@ -159,9 +159,10 @@ def peers(case: Case) -> dict[str, Call]:
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def sdpa() -> Any:
-        for key, value in zip(keys, values, strict=True):
-            out = attend(query, key, value, scale=spec.scale, is_causal=case.query_len > 1)
-        return out
+        return [
+            attend(query, key, value, scale=spec.scale, is_causal=case.query_len > 1)
+            for key, value in zip(keys, values, strict=True)
+        ]
 
     return {**found, "sdpa": sdpa}
 
