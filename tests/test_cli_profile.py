@@ -44,7 +44,11 @@ def test_its_picture_names_the_phases(found):
 
 
 def test_its_table_by_hand(capsys):
-    phases = dict.fromkeys(PHASES, (0.0, 0)) | {"program": (0.006, 2), "other": (0.002, 2)}
+    phases = dict.fromkeys(PHASES, (0.0, 0)) | {
+        "dispatch": (0.0008, 2),
+        "program": (0.006, 2),
+        "other": (0.0012, 2),
+    }
     decode = StepProfile("decode", 2, 0.008, phases)
     _show(Profile({"decode": decode}, 4.0, {"attention": 0.25, "model": 0.75}), "a title")
     lines = capsys.readouterr().out.splitlines()
@@ -52,10 +56,10 @@ def test_its_table_by_hand(capsys):
     rows = {line.split()[0]: line.split()[1:] for line in lines if line}
     assert rows["program"] == ["3.000", "75.0", "2"]
     assert rows["all"] == ["4.000", "100.0", "2"]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "The program of a decode step: attention 25 %, model 75 %.",
-        "With the host one step ahead a decode step takes 4.000 ms, 25 % of it outside the "
-        "program.",
+        "With the host one step ahead a decode step takes 4.000 ms,",
+        "15 % of it outside dispatch and program.",
     ]
 
 
@@ -76,6 +80,9 @@ def test_generate_may_compile_everything_first(tmp_path):
     stats = run_json(*asked, "--warm-up")["stats"]
     # A decode, a chunk, and copies on the device.
     assert stats["compiled_shapes"] == 3
+    # As many rows as samples are drawn.
+    drawn = run_json(*asked[:-1], 1, "--best-of", 2, "--warm-up")
+    assert len(drawn["outputs"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,8 +90,11 @@ def test_generate_may_compile_everything_first(tmp_path):
     [
         (("--requests", 0), "requests: got 0, expected at least 1"),
         (("--max-tokens", 2), "max-tokens: got 2, expected at least 3"),
+        (("--prompt-tokens", -3), "prompt-tokens: got -3, expected at least 1"),
+        (("--prompt-tokens", 511), "got 511 and 32, expected at most 512 in all, the model's"),
+        (("--plot", "/nowhere/step.svg"), "plot: got /nowhere/step.svg, expected a file in a fol"),
         (("--plot", "step.txt"), "plot: got 'step.txt', expected a name in .svg, .png, .pdf"),
-        (("--compilation-cache", __file__), "compilation cache: got the file"),
+        (("--compilation-cache", __file__), "compilation cache: got '"),
     ],
 )
 def test_refusals(arguments, message):

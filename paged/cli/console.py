@@ -24,6 +24,16 @@ _EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
 _ClickException: Any = typer.BadParameter.__mro__[2]
 
 
+def require_folder(plot: Any) -> None:
+    """Refuse a picture that could not be written, before anything is measured for it.
+
+    Raises:
+        ValueError: its folder is not there, or it is a folder itself.
+    """
+    if not plot.parent.is_dir() or plot.is_dir():
+        raise ValueError(f"plot: got {plot}, expected a file in a folder that is there")
+
+
 def print_json(value: Any) -> None:
     """The value as JSON on stdout, in ASCII, so that no terminal's encoding can refuse it."""
     typer.echo(json.dumps(value, indent=2))

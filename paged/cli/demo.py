@@ -93,13 +93,14 @@ def compare(model: str, max_tokens: int) -> tuple[list[str], list[Row]]:
         if isinstance(backend, Unavailable):
             note(f"{name} left out: {backend.reason}")
             continue
+        refused: dict[str, str] = {}
         for layout in backend.layouts:
             try:
                 llm = LLM(loaded, tokenizer=tokenizer, layout=layout, backend=backend)
             except UnsupportedError as error:
                 # A latent layout for a model with keys and values is no loss worth a remark.
                 if layout.is_latent == loaded.attention_specs[0].is_latent:
-                    note(f"{name} on {layout.name} left out: {error}")
+                    refused[layout.name] = str(error)
                 continue
             with Console(stderr=True).status(f"{layout.name}, {name}"):
                 outputs = llm.generate(list(PROMPTS), params, progress=False)
@@ -118,6 +119,9 @@ def compare(model: str, max_tokens: int) -> tuple[list[str], list[Row]]:
                     same_tokens=tokens == expected,
                 )
             )
+        if refused:
+            # What one is refused for, the others are as a rule: the platform.
+            note(f"{name} on {', '.join(refused)} left out: {next(iter(refused.values()))}")
     if not rows:
         raise ValueError(f"model: no backend on this host serves {model!r}")
     return texts, rows

@@ -115,7 +115,7 @@ def generate(
         dtype=dtype,
         enable_prefix_caching=prefix_caching,
         # Fewer rows have fewer shapes.
-        max_num_seqs=min(len(prompt) * n, _MOST_SEQS) if warm_up else _MOST_SEQS,
+        max_num_seqs=min(len(prompt) * params.num_samples, _MOST_SEQS) if warm_up else _MOST_SEQS,
     )
     if warm_up:
         llm.warm_up(params, progress=False if as_json else None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged.cli.compiling import CacheOption, keep_programs
-from paged.cli.console import JsonOption, print_json
+from paged.cli.console import JsonOption, print_json, require_folder
 from paged.cli.lab_table import print_columns
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Profile:
 
     @property
     def outside(self) -> float:
-        """The share of `ahead_ms` that the compiled program does not account for."""
-        return max(0.0, 1 - 1e3 * self.kinds["decode"].program_seconds / self.ahead_ms)
+        """The share of `ahead_ms` that calling the compiled program does not account for."""
+        return max(0.0, 1 - 1e3 * self.kinds["decode"].called_seconds / self.ahead_ms)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -72,13 +72,18 @@ def profile(
       paged profile tiny-gqa
       paged profile tiny-mla --requests 32 --plot step.svg
     """
-    for name, value, least in (("requests", requests, 1), ("max-tokens", max_tokens, 3)):
+    for name, value, least in (
+        ("requests", requests, 1),
+        ("prompt-tokens", prompt_tokens, 1),
+        ("max-tokens", max_tokens, 3),
+    ):
         if value < least:
             raise ValueError(f"{name}: got {value}, expected at least {least}")
     from paged.cli.profile_plot import draw, figure_class
 
     if plot is not None:
         figure_class(plot)
+        require_folder(plot)
     keep_programs(compilation_cache)
     from paged.engine import LLM
     from paged.engine.resolving import names
@@ -93,6 +98,11 @@ def profile(
         # The same prompts run again and again, and have to be computed each time.
         enable_prefix_caching=False,
     )
+    if (most := llm.model.config.max_position_embeddings) < prompt_tokens + max_tokens:
+        raise ValueError(
+            f"prompt-tokens and max-tokens: got {prompt_tokens} and {max_tokens}, expected at most "
+            f"{most} in all, the model's length"
+        )
     found = measure(llm, requests, prompt_tokens, max_tokens)
     served = names(llm.resolutions)
     title = (
@@ -150,6 +160,6 @@ def _show(found: Profile, title: str) -> None:
         parts = ", ".join(f"{part} {100 * share:.0f} %" for part, share in found.parts.items())
         typer.echo(f"\nThe program of a decode step: {parts}.")
     typer.echo(
-        f"With the host one step ahead a decode step takes {found.ahead_ms:.3f} ms, "
-        f"{100 * found.outside:.0f} % of it outside the program."
+        f"With the host one step ahead a decode step takes {found.ahead_ms:.3f} ms,\n"
+        f"{100 * found.outside:.0f} % of it outside dispatch and program."
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged.cli.console import JsonOption, note, print_json
+from paged.cli.console import JsonOption, note, print_json, require_folder
 from paged.cli.lab_table import print_columns
 from paged.cli.models import model_cache
 
@@ -80,6 +80,7 @@ def replay(
 
     if plot is not None:
         figure_class(plot)
+        require_folder(plot)
     sizes = _block_sizes(block_size)
     trace = read_trace(file, limit)
     most = longest(trace, max_len)

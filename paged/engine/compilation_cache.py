@@ -29,26 +29,49 @@ def use_compilation_cache(folder: str | Path = AUTO) -> Path | None:
     stays as it is. Programs that call back into Python are never kept.
 
     Args:
-        folder: made when something is kept; "auto" is `default_folder()`.
+        folder: made where it is not there; "auto" is `default_folder()`.
 
     Returns:
         The folder in use; None for none.
 
     Raises:
-        ValueError: the folder is a file.
+        ValueError: no path, or none at which there is or can be a folder.
     """
     # Any: JAX makes the attributes of its settings at run time.
     config: Any = jax.config
-    path = default_folder() if folder == AUTO else Path(folder).expanduser()
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"compilation cache: got the file {path}, expected a folder or {AUTO!r}")
+    path = _absolute(folder)
     if not config.jax_enable_compilation_cache:
         return None
     if config.jax_compilation_cache_dir:
         return Path(config.jax_compilation_cache_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _refused(folder, error) from None
     config.update("jax_compilation_cache_dir", str(path))
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_LEAST_SECONDS:
         config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     # It looks for its folder once: at the first program, which may have been compiled before.
     compilation_cache.reset_cache()
     return path
+
+
+def _absolute(folder: str | Path) -> Path:
+    # The process may go elsewhere before JAX looks.
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise _refused(folder, "no path")
+    try:
+        path = default_folder() if folder == AUTO else Path(folder).expanduser().absolute()
+        is_file = path.exists() and not path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _refused(folder, error) from None
+    if is_file:
+        raise _refused(folder, "a file")
+    return path
+
+
+def _refused(folder: Any, why: object) -> ValueError:
+    return ValueError(
+        f"compilation cache: got {str(folder)!r}, expected a folder that can be made, or {AUTO!r}: "
+        f"{why}"
+    )

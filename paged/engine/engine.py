@@ -109,6 +109,9 @@ class Engine:
         """
         length = len(prompt_token_ids)
         self._require_length(length)
+        max_output_tokens = min(params.max_tokens, self._max_model_len - length)
+        # Before anything is drawn: what is refused leaves no trace.
+        self.scheduler.require_room(params, length, max_output_tokens)
         # Drawn even where it is not needed for randomness: one request's seed then depends on its
         # place among the unseeded alone.
         seeds = [
@@ -123,7 +126,7 @@ class Engine:
                 prompt_token_ids=prompt_token_ids,
                 params=params,
                 seed=seed,
-                max_output_tokens=min(params.max_tokens, self._max_model_len - length),
+                max_output_tokens=max_output_tokens,
                 priority=priority,
                 cache_salt=cache_salt,
             )
@@ -136,6 +139,14 @@ class Engine:
         self._next_id += params.num_samples
         self._stats.prompt_tokens += length
         return [leader, *forks]
+
+    def mark(self) -> tuple[dict[str, Any], int]:
+        """What `add` draws from and counts, for `back_to`."""
+        return self._seeds.bit_generator.state, self._stats.prompt_tokens
+
+    def back_to(self, mark: tuple[dict[str, Any], int]) -> None:
+        """Undo what was drawn and counted since a mark; the requests are the caller's to end."""
+        self._seeds.bit_generator.state, self._stats.prompt_tokens = mark
 
     def add_search(
         self,

@@ -188,14 +188,16 @@ class LLM:
 
         Returns:
             The number of programs that were not there before.
+
+        Raises:
+            ValueError: no `SamplingParams`, or more samples than there are rows.
         """
-        kinds = (
-            [SamplingParams()]
-            if params is None
-            else [params]
-            if isinstance(params, SamplingParams)
-            else list(params)
-        )
+        given: Any = SamplingParams() if params is None else params
+        kinds: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+        for index, kind in enumerate(kinds):
+            if not isinstance(kind, SamplingParams):
+                raise ValueError(f"params[{index}]: got {kind!r}, expected SamplingParams")
+            self._engine.scheduler.require_room(kind, 1, 1)
         before = self._runner.num_compiled_shapes
         for prepare in tracked(self._engine.preparations(kinds), "programs", progress):
             prepare()
@@ -379,6 +381,7 @@ class LLM:
             strict=True,
         )
         generations: list[Generation] = []
+        mark = self._engine.mark()
         try:
             for index, (prompt, own) in enumerate(zip(listed, each, strict=True)):
                 try:
@@ -391,6 +394,7 @@ class LLM:
                     raise ValueError(f"prompts[{index}]: {error}") from error
         except BaseException:
             self._give_up(generations)
+            self._engine.back_to(mark)
             raise
         self._generations |= {g.request.request_id: g for g in generations}
         return generations

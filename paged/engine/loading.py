@@ -36,7 +36,7 @@ def load(
         if chosen != stored:
             _LOGGER.warning(
                 "%s is stored in %s and runs in %s, in which this processor is faster; "
-                "dtype=%r would keep it",
+                "dtype %s would keep it",
                 model,
                 stored,
                 chosen,

@@ -71,9 +71,14 @@ class Packer:
 
 
 def _follows(part: Scheduled, last: Scheduled) -> bool:
-    """Whether a part is one token of the request and row that the last step gave one."""
+    """Whether a part is one token of the request and row that the last step gave one.
+
+    A prompt may run a token at a time too: what such a step samples is dropped.
+    """
     return (
-        part.request is last.request
+        part.is_last_chunk
+        and last.is_last_chunk
+        and part.request is last.request
         and part.row == last.row
         and part.start == last.start + 1
         and part.count == last.count

@@ -48,8 +48,13 @@ class StepProfile:
 
     @property
     def program_seconds(self) -> float:
-        """Time of a step in the compiled program."""
+        """Time for which a step's compiled program is waited for."""
         return self.phases["program"][0] / self.steps
+
+    @property
+    def called_seconds(self) -> float:
+        """The same and its dispatch, within which JAX may run a small program on a CPU."""
+        return self.program_seconds + self.phases["dispatch"][0] / self.steps
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""

@@ -26,6 +26,7 @@ from paged.blocks import BlockTable, KVCacheManager, OutOfBlocks
 from paged.engine.beams import BeamSearch
 from paged.engine.preemption import PreemptionCost
 from paged.engine.request import Request
+from paged.engine.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ class Scheduler:
         if request.beams is not None:
             request.beams.require_room(self.manager, self.max_num_seqs)
         else:
-            self._require_room(request)
+            self.require_room(
+                request.params, len(request.prompt_token_ids), request.max_output_tokens
+            )
         insort(self.waiting, request, key=_order)
 
     def schedule(self) -> list[Scheduled]:
@@ -178,21 +181,24 @@ class Scheduler:
             self._searches.remove(search)
             self._num_free_rows += search.width
 
-    def _require_room(self, request: Request) -> None:
-        samples = 1 + len(request.forks)
-        if samples > self.max_num_seqs:
+    def require_room(self, params: SamplingParams, prompt_tokens: int, output_tokens: int) -> None:
+        """Refuse a request that the pool, or its rows, could never hold.
+
+        Raises:
+            ValueError: with both numbers.
+        """
+        if params.num_samples > self.max_num_seqs:
             raise ValueError(
-                f"{request.params.samples_field}: got {samples}, expected at most max_num_seqs, "
-                f"which is {self.max_num_seqs}"
+                f"{params.samples_field}: got {params.num_samples}, expected at most "
+                f"max_num_seqs, which is {self.max_num_seqs}"
             )
-        tokens = len(request.prompt_token_ids) + request.max_output_tokens - 1
+        tokens = prompt_tokens + output_tokens - 1
         if not self.manager.fits(tokens):
             capacity = (self.manager.num_blocks - 1) * self.manager.block_size
             raise ValueError(
-                f"prompt: {len(request.prompt_token_ids)} tokens and up to "
-                f"{request.max_output_tokens} generated ones need {tokens} slots, the pool has "
-                f"{capacity} ({self.manager.num_blocks - 1} blocks of {self.manager.block_size}); "
-                "raise num_blocks or lower max_tokens"
+                f"prompt: {prompt_tokens} tokens and up to {output_tokens} generated ones need "
+                f"{tokens} slots, the pool has {capacity} ({self.manager.num_blocks - 1} blocks of "
+                f"{self.manager.block_size}); raise num_blocks or lower max_tokens"
             )
 
     def _admit(self, request: Request) -> bool:

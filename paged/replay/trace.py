@@ -261,6 +261,8 @@ def _date(text: str) -> int:
         seconds = datetime.fromisoformat(whole + "+00:00").timestamp()
     except ValueError:
         raise _Unreadable("a date as 2023-11-16 18:15:46.6805900") from None
+    if not 0 <= seconds < _MOST_MS / 1000:
+        raise _Unreadable("a date from 1970 to 2255")
     if len(fraction) > 9 or (fraction and not (fraction.isascii() and fraction.isdigit())):
         raise _Unreadable("a date as 2023-11-16 18:15:46.6805900")
     return int(seconds) * _NS_PER_S + int(fraction.ljust(9, "0"))

@@ -70,4 +70,4 @@ def test_what_the_user_set_stays(tmp_path, setting, used):
 def test_a_file_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    assert f"compilation cache: got the file {file}, expected a folder" in run(str(file))
+    assert f"compilation cache: got '{file}', expected a folder that can be made" in run(str(file))

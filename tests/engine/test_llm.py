@@ -53,6 +53,36 @@ def test_an_engine_seed_makes_unseeded_requests_repeatable(tiny_model, prompts):
     assert len({tuple(tokens) for tokens in first}) == 3
 
 
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_prompts_that_run_a_token_at_a_time(tiny_model, llm, prompts, temperature):
+    """Such steps are no decodes: what they sample is dropped."""
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=6, ignore_eos=True)
+    narrow = LLM(tiny_model, max_num_seqs=2, max_num_batched_tokens=2, max_model_len=64)
+    asked = [prompt[:9] for prompt in prompts[3:6]]
+    expected = [output.token_ids for output in llm.generate(asked, params)]
+    assert [output.token_ids for output in narrow.generate(asked, params)] == expected
+
+
+def test_what_is_refused_leaves_no_trace(tiny_model, prompts):
+    drawn = SamplingParams(max_tokens=6, ignore_eos=True)
+
+    def fresh():
+        return LLM(tiny_model, max_num_seqs=2, max_model_len=64, seed=7)
+
+    subject = fresh()
+    for asked, params in (
+        (prompts[:1], dataclasses.replace(drawn, n=3)),
+        (prompts[:1], dataclasses.replace(drawn, best_of=2**31 - 1)),
+        ([prompts[1], []], drawn),
+    ):
+        with pytest.raises(ValueError, match=r"prompts\[[01]\]: "):
+            subject.generate(asked, params)
+    assert subject.stats.prompt_tokens == 0
+    expected = fresh().generate(prompts[:2], drawn)
+    found = subject.generate(prompts[:2], drawn)
+    assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+
+
 def test_streams_add_up_to_what_generate_gives(llm, prompts):
     params = SamplingParams(temperature=0, max_tokens=12)
     outputs = llm.generate(prompts, params)

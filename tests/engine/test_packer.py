@@ -118,10 +118,12 @@ def test_equals_a_step_made_anew(data):
                 del running[row]
         step = []
         for row, own in running.items():
-            if own.num_computed == 0:
-                own.num_computed = 3
-                step.append(Scheduled(own, row, 0, 3, True, 0))
-                own.num_in_flight += 1
+            if own.num_computed < 3:
+                start, count = own.num_computed, data.draw(st.integers(1, 3 - own.num_computed))
+                own.num_computed += count
+                is_last = own.num_computed == 3
+                step.append(Scheduled(own, row, start, count, is_last, 0))
+                own.num_in_flight += is_last
             elif own.num_tokens < 16 and data.draw(st.integers(0, 7)):
                 step.append(decode(own, row))
             while own.num_in_flight > 1 or (own.num_in_flight and data.draw(st.booleans())):

@@ -143,6 +143,21 @@ def test_after_it_no_step_with_log_probabilities_compiles(tiny_model, compilatio
     assert compilations == []
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (5, r"params\[0\]: got 5, expected SamplingParams"),
+        ([GREEDY, None], r"params\[1\]: got None, expected SamplingParams"),
+        (dataclasses.replace(DRAWN, n=9), "n: got 9, expected at most max_num_seqs, which is 2"),
+    ],
+)
+def test_what_could_not_be_served_is_refused(tiny_model, params, message):
+    llm = LLM(tiny_model, max_num_seqs=2, max_num_batched_tokens=2, max_model_len=8)
+    with pytest.raises(ValueError, match=message):
+        llm.warm_up(params)
+    assert llm.stats.compiled_shapes == 0
+
+
 def test_the_bar_counts_programs(tiny_model, capsys):
     llm = LLM(tiny_model, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=8)
     # A decode, and copies on the device.

@@ -8,6 +8,7 @@ headers that jaxlib brings. A jaxlib takes what was compiled with its own header
 Only the standard library is used here: `setup.py` loads this file before anything is installed.
 """
 
+import argparse
 import hashlib
 import importlib.util
 import os
@@ -157,6 +158,7 @@ def _run(command: list[str]) -> None:
 
 def main() -> None:
     """Builds the library into the package."""
+    argparse.ArgumentParser(prog="python -m paged.backends.cpu.build", description=HOW).parse_args()
     try:
         where = build()
     except BuildError as error:
