@@ -1,7 +1,7 @@
 """The loop: schedule a step, hand it to the device, read back the step before it."""
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -140,11 +140,11 @@ class Engine:
         self._stats.prompt_tokens += length
         return [leader, *forks]
 
-    def mark(self) -> tuple[dict[str, Any], int]:
+    def mark(self) -> tuple[Mapping[str, Any], int]:
         """What `add` draws from and counts, for `back_to`."""
         return self._seeds.bit_generator.state, self._stats.prompt_tokens
 
-    def back_to(self, mark: tuple[dict[str, Any], int]) -> None:
+    def back_to(self, mark: tuple[Mapping[str, Any], int]) -> None:
         """Undo what was drawn and counted since a mark; the requests are the caller's to end."""
         self._seeds.bit_generator.state, self._stats.prompt_tokens = mark
 
