@@ -12,7 +12,8 @@ the time that the case's bytes take at the one rate, or its operations at the ot
 longer. `sdpa` is torch's attention over a dense
 cache, the query group packed into the query axis: (requests, KV heads, group, width), no paging.
 As in a model, a run is several layers with a cache each, one after the other in one program; times
-are of one layer.
+are of one layer. All that is read lies on large pages where the system has them, as a cache does
+that the backend allocated.
 vLLM is named where it can be imported, and not measured.
 """
 
@@ -41,6 +42,7 @@ from rich.table import Table
 
 from paged import AttentionSpec, KVCacheSpec, MetadataBuilder
 from paged.backends.cpu import CpuBackend
+from paged.backends.cpu.pages import large_pages_at, use_large_pages
 from paged.backends.xla import XlaBackend
 from paged.dtypes import is_quantized
 from paged.layouts import LAYOUTS, KVCache
@@ -131,7 +133,9 @@ def filled(case: Case, num_blocks: int, rng: np.random.Generator) -> KVCache:
     scale = jnp.float32(0.03) if is_quantized(case.dtype) else None
     cache = KVCache.allocate(cache_spec, case.layout, num_blocks, k_scale=scale, v_scale=scale)
     data = rng.standard_normal(cache.data.shape, np.float32) * (40 if scale is not None else 1)
-    return cache.with_data(jnp.asarray(data).astype(cache.data.dtype))
+    cache = cache.with_data(jnp.asarray(data).astype(cache.data.dtype))
+    use_large_pages(cache.data)
+    return cache
 
 
 def peers(case: Case) -> dict[str, Call]:
@@ -140,6 +144,7 @@ def peers(case: Case) -> dict[str, Call]:
 
     torch.set_num_threads(os.cpu_count() or 1)
     numbers = torch.ones(LAYERS * bytes_summed(case) // 4)
+    large_pages_at(numbers.data_ptr(), numbers.nbytes)
     square = jnp.ones((MATRIX, MATRIX))
     multiply = jax.jit(lambda a: a @ a)
     found: dict[str, Call] = {
@@ -156,6 +161,8 @@ def peers(case: Case) -> dict[str, Call]:
         [torch.randn(case.num_seqs, heads, case.seq_len, width).to(dtype) for _ in range(LAYERS)]
         for width in (spec.head_dim, spec.value_dim)
     )
+    for held in (*keys, *values):
+        large_pages_at(held.data_ptr(), held.nbytes)
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def sdpa() -> Any:

@@ -15,6 +15,7 @@ from paged.backends.api import AttentionOutput, UnsupportedError
 from paged.backends.base import Capabilities, KernelBackend
 from paged.backends.cpu.build import LIBRARY, SOURCES, build
 from paged.backends.cpu.library import Library, load_library
+from paged.backends.cpu.pages import use_large_pages
 from paged.layouts import LAYOUTS, KVCache, Layout, kv_strides
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
@@ -87,6 +88,14 @@ class CpuBackend(KernelBackend):
             spec, layout, target, cache_spec=cache_spec, query_dtype=query_dtype
         )
         return reasons if self._missing is None else [*reasons, self._missing]
+
+    def allocate(
+        self, cache_spec: KVCacheSpec, layout: str | Layout, num_blocks: int, **arrays: Any
+    ) -> KVCache:
+        """A zero-filled cache on large pages where the system has them; see `KVCache.allocate`."""
+        cache = KVCache.allocate(cache_spec, layout, num_blocks, **arrays)
+        use_large_pages(cache.data)
+        return cache
 
     def _write(self, cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> KVCache:
         library = self._loaded()

@@ -21,7 +21,12 @@ struct Run {
 struct Ahead {
   const Run* run;
   const char* at;
-  int64_t lines;  // to be fetched with each key of each head, half of them by its values
+  int64_t lines;  // to be fetched with each key of each head
+
+  // How many of `count` keys' lines are for a phase that takes so many eighths of the time.
+  PAGED_INLINE int64_t share(int64_t eighths, int64_t count = 1) const {
+    return (lines * count * eighths + 7) / 8;
+  }
 
   PAGED_INLINE void fetch(int64_t count) {
     const char* from = at;
@@ -63,6 +68,11 @@ struct Fetch {
   PAGED_INLINE void row(int64_t row) const {
     next.fetch(row);
     if (lines > 0) ahead->fetch(lines);
+  }
+
+  // For some rows of a product that fetches this once for all of its rows.
+  PAGED_INLINE Fetch part(int64_t rows, int64_t all_rows, bool is_first) const {
+    return {is_first ? next : Next{}, ahead, (lines * rows + all_rows - 1) / all_rows};
   }
 };
 
@@ -120,7 +130,8 @@ class Runs {
   };
 
   Ahead up_to(Run* last) {
-    last->begin = last->end = static_cast<const char*>(call_.cache);
+    last->begin = static_cast<const char*>(call_.cache);
+    last->end = reinterpret_cast<const char*>(~uintptr_t{0});
     const int64_t row = (call_.dim * itemsize_ + kLine - 1) / kLine;
     return {runs_, runs_->begin, last == runs_ ? 0 : row * kinds_};
   }

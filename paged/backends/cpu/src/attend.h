@@ -20,8 +20,12 @@ static_assert(kMostTile % kBlockColumns == 0 && kLeastTile % kLanes == 0);
 // From this many rows on, keys are packed as columns: the packing is then paid for by the sums over
 // lanes that `dots` needs.
 constexpr int64_t kRowsToPack = 24;
-// Up to this many rows read the cache itself; more would convert each key again and again.
+// From this many rows on a tile is converted once; fewer read the cache itself.
 constexpr int64_t kRowsToConvert = 9;
+
+// Eighths of the time that a tile's logits, weights and sums of values take, about: what lies ahead is
+// fetched evenly over all of them.
+constexpr int64_t kLogitsTime = 4, kWeightsTime = 1, kValuesTime = 3;
 
 PAGED_INLINE int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
 
@@ -135,7 +139,9 @@ struct Worker {
   void tiles(const Item* next) {
     const int64_t row_bytes = call.dim * int64_t(sizeof(Stored));
     int64_t tile = kMostTile;
-    while (rows < kRowsToPack && tile > kLeastTile && tile * row_bytes > kTileBytes) tile /= 2;
+    // Latents have one head, whose state would be moved in and out for each small tile.
+    const bool is_small = rows < kRowsToPack && !is_latent;
+    while (is_small && tile > kLeastTile && tile * row_bytes > kTileBytes) tile /= 2;
     Runs runs(call, sizeof(Stored), scratch.runs);
     // There is room for as many heads as this item has.
     if (next != nullptr && next->heads() > item.heads()) next = nullptr;
@@ -168,13 +174,13 @@ struct Worker {
       const auto* next_keys = reinterpret_cast<const char*>(keys + call.strides.head);
       with_keys = {
           {values, scratch.offsets, is_latent ? 0 : count, size, call.value_dim * size}, &ahead,
-          (ahead.lines + 1) / 2};
+          ahead.share(kLogitsTime)};
       with_values = {
           {next_keys, scratch.offsets, has_next ? count : 0, size, call.dim * size}, &ahead,
-          ahead.lines / 2};
+          ahead.share(kValuesTime)};
     }
     const auto use_values = [&](const auto& value_rows) {
-      weigh(h, begin, count);
+      weigh(h, begin, count, is_read ? ahead.share(kWeightsTime, count) / rows : 0, ahead);
       multiply(
           scratch.logits, kMostTile, rows, value_rows, call.value_dim, count, scratch.kept,
           scratch.out + h * rows * value_dim, value_dim, with_values);
@@ -200,7 +206,7 @@ struct Worker {
       use_values(value_rows);
     };
     const bool is_plain = call.strides.dim == 1;
-    if (is_plain && rows < kRowsToConvert) return with_rows(stored_keys, stored_values);
+    if (is_plain && (rows < kRowsToConvert || is_narrow)) return with_rows(stored_keys, stored_values);
     if constexpr (std::is_same_v<T, Float32>) {
       if (is_plain) return with_rows(stored_keys, stored_values);
     }
@@ -215,9 +221,10 @@ struct Worker {
     with_rows(key_rows, EvenRows{scratch.values, value_dim});
   }
 
-  // Logits become weights.
-  void weigh(int64_t h, int64_t begin, int64_t count) {
+  // Logits become weights, while `lines` are fetched with each row.
+  void weigh(int64_t h, int64_t begin, int64_t count, int64_t lines, Ahead& ahead) {
     for (int64_t r = 0; r < rows; ++r) {
+      ahead.fetch(lines);
       const int64_t position = first_position + r / call.group;
       const int64_t last = position + 1 - begin;
       const int64_t first = call.window == 0 ? 0 : position + 1 - call.window - begin;

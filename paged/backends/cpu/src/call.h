@@ -61,7 +61,9 @@ struct Item {
   int64_t key_begin, key_end;
   int64_t part;   // which of the sequence's parts of keys this is
   int64_t parts;  // 1: the result is final
-  float* partial;  // where there are several parts: of this sequence, see `Partials`
+  // Where there are several parts:
+  float* partial;  // of this sequence, see `Partials`
+  int64_t merge;   // which of the call's merges puts them together
 
   int64_t heads() const { return head_end - head_begin; }
 };

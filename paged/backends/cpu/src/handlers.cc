@@ -170,16 +170,18 @@ void run_attend(
     // Where all threads are as fast, each is given every so many-th piece.
     const size_t next = size_t(piece + threads);
     const Item* likely = next < plan.items.size() ? &plan.items[next] : nullptr;
+    const Item& item = plan.items[size_t(piece)];
     try {
-      kernels.attend(call, plan.items[size_t(piece)], likely, scratch_of_this_thread(bytes));
+      kernels.attend(call, item, likely, scratch_of_this_thread(bytes));
     } catch (const Refused&) {
       has_memory = false;
     }
+    // Whoever finishes the last part puts all together, in their order whatever this one's is.
+    if (item.parts > 1 && --plan.parts_left[size_t(item.merge)] == 0) {
+      kernels.merge(call, plan.merges[size_t(item.merge)]);
+    }
   });
   require(has_memory, "memory: none left for " + text(bytes) + " bytes of scratch a thread");
-  for_each_piece(int64_t(plan.merges.size()), threads, to_pool, [&](int64_t piece) {
-    kernels.merge(call, plan.merges[size_t(piece)]);
-  });
 }
 
 ffi::Error attend(

@@ -124,19 +124,19 @@ void dots(
   for (int64_t r = 0; r < rows;) {
     const Query* some = queries + r * query_step;
     float* at = logits + r * logit_step;
+    const auto fetched_by = [&](int64_t some_rows) { return fetch.part(some_rows, rows, r == 0); };
     if (kLanes >= 4 && rows - r >= 4) {
       dot_rows<kLanes >= 4 ? 4 : 1>(
-          some, query_step, keys, count, dim, at, logit_step, fetch);
+          some, query_step, keys, count, dim, at, logit_step, fetched_by(4));
       r += 4;
     } else if (kLanes >= 2 && rows - r >= 2) {
       dot_rows<kLanes >= 2 ? 2 : 1>(
-          some, query_step, keys, count, dim, at, logit_step, fetch);
+          some, query_step, keys, count, dim, at, logit_step, fetched_by(2));
       r += 2;
     } else {
-      dot_rows<1>(some, query_step, keys, count, dim, at, logit_step, fetch);
+      dot_rows<1>(some, query_step, keys, count, dim, at, logit_step, fetched_by(1));
       r += 1;
     }
-    fetch = Fetch{};
   }
 }
 

@@ -49,7 +49,7 @@ Schedule schedule(const Attend& call, int64_t seqs, int64_t threads) {
       const int64_t key_end = history + query_end;
       const int64_t key_begin =
           call.window == 0 ? 0 : std::max<int64_t>(0, history + query + 1 - call.window);
-      Item item{seq, query, query_end, 0, call.kv_heads, key_begin, key_end, 0, 1, nullptr};
+      Item item{seq, query, query_end, 0, call.kv_heads, key_begin, key_end, 0, 1, nullptr, 0};
       plan.most_queries = std::max(plan.most_queries, query_end - query);
       ++cuts;
       if (!is_split || ceil_div(key_end, kPartKeys) - key_begin / kPartKeys <= 1) {
@@ -70,16 +70,18 @@ Schedule schedule(const Attend& call, int64_t seqs, int64_t threads) {
       partial_floats += Partials::size(item.parts * query_len * call.heads(), call.value_dim);
     }
   }
-  plan.partials.resize(size_t(partial_floats));
+  plan.partials.reset(new float[size_t(partial_floats)]);
   for (size_t i = 0; i < plan.items.size(); ++i) {
-    if (partial_at[i] >= 0) plan.items[i].partial = plan.partials.data() + partial_at[i];
+    if (partial_at[i] >= 0) plan.items[i].partial = plan.partials.get() + partial_at[i];
   }
   // Where there are too few pieces, each takes some of the heads. No result depends on it.
   const int64_t wanted = threads > 1 ? kPiecesPerThread * threads : 1;
   const int64_t head_cuts = cuts == 0 ? 1 : std::min(call.kv_heads, ceil_div(wanted, cuts));
   plan.most_heads = std::min(kMostHeads, ceil_div(call.kv_heads, head_cuts));
   std::vector<Item> by_heads;
+  size_t merge = 0;
   for (const Item& item : plan.items) {
+    if (item.part == 0) merge = plan.merges.size();
     // Many rows share a read of their keys' head already, and need room for their state.
     const bool is_wide = (item.query_end - item.query_begin) * call.group > kRowsToSplit;
     const int64_t step = is_wide ? 1 : plan.most_heads;
@@ -87,11 +89,14 @@ Schedule schedule(const Attend& call, int64_t seqs, int64_t threads) {
       Item some = item;
       some.head_begin = head;
       some.head_end = std::min(head + step, call.kv_heads);
+      some.merge = int64_t(merge) + head / step;
       by_heads.push_back(some);
       if (item.parts > 1 && item.part == 0) plan.merges.push_back(some);
     }
   }
   plan.items = std::move(by_heads);
+  plan.parts_left.reset(new std::atomic<int64_t>[plan.merges.size()]);
+  for (size_t i = 0; i < plan.merges.size(); ++i) plan.parts_left[i] = plan.merges[i].parts;
   const auto work = [](const Item& item) {
     return (item.key_end - item.key_begin) * (item.query_end - item.query_begin) *
            (item.head_end - item.head_begin);

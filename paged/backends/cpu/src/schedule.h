@@ -1,6 +1,8 @@
 // How the work of a call is cut.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "call.h"
@@ -10,7 +12,8 @@ namespace paged {
 struct Schedule {
   std::vector<Item> items;   // the longest first
   std::vector<Item> merges;  // of sequences in several parts, one for each piece of heads
-  std::vector<float> partials;
+  std::unique_ptr<std::atomic<int64_t>[]> parts_left;  // for each merge
+  std::unique_ptr<float[]> partials;                   // not cleared
   int64_t most_queries = 0;
   int64_t most_heads = 0;
 };
