@@ -10,6 +10,9 @@ from jaxtyping import Int32, Int64
 from paged.blocks.core import Core
 from paged.blocks.holdings import Holding
 
+FilledUnits = list[tuple[Holding, int, list[bytes], list[bytes]]]
+"""Of each its request, its first position, its digest and what was hashed beside its parent."""
+
 
 def commit_prompt(core: Core, holding: Holding, num_tokens: int) -> None:
     """The first `num_tokens` tokens of a request's prompt are computed.
@@ -53,13 +56,16 @@ def commit_tokens(core: Core, holding: Holding, tokens: Int32[np.ndarray, " toke
             f"token_ids: got {tokens.size}, expected at most {room}: drafts and tokens without "
             "slots are not committed"
         )
-    rows.committed[row] = before + tokens.size
     if core.hasher is None:
+        rows.committed[row] = before + tokens.size
         return
     unit = core.hasher.unit
     known = before % unit
     joined = np.concatenate([rows.tail[row, :known], tokens])
-    _extend_chain(core, holding, joined, before - known)
+    # First: a hash function that was given may raise.
+    digests, contents = _hashed(core, holding, joined, before - known)
+    rows.committed[row] = before + tokens.size
+    _extend_chain(core, holding, digests, contents)
     rest = joined[joined.size // unit * unit :]
     rows.tail[row, : rest.size] = rest
     register(core, holding, before, before + tokens.size)
@@ -108,13 +114,16 @@ def check_late_batch(
         _require_prompt_done(holding, before)
 
 
-def commit_batch(
+def hash_batch(
     core: Core,
     rows: Int64[np.ndarray, " batch"],
     before: Int64[np.ndarray, " batch"],
     tokens: Int32[np.ndarray, " batch"],
-) -> None:
-    """One more token of each row is known and computed; `check_batch` has seen them.
+) -> FilledUnits:
+    """The units that one more token of each row fills; `check_batch` has seen them.
+
+    Apart from `commit_batch`, and before anything changes: a hash function that was given may
+    raise.
 
     Args:
         core: the state.
@@ -122,15 +131,45 @@ def commit_batch(
         before: the tokens that were committed before, of each.
         tokens: the next one of each.
     """
+    if core.hasher is None:
+        return []
+    unit = core.hasher.unit
+    filled = (before % unit == unit - 1).nonzero()[0]
+    if not filled.size:
+        return []
+    units = core.rows.tail[rows[filled]]
+    units[:, -1] = tokens[filled]
+    return [
+        (holding, start, *_hashed(core, holding, held, start))
+        for holding, start, held in zip(
+            core.rows.at(rows[filled]), (before[filled] - unit + 1).tolist(), units, strict=True
+        )
+    ]
+
+
+def commit_batch(
+    core: Core,
+    rows: Int64[np.ndarray, " batch"],
+    before: Int64[np.ndarray, " batch"],
+    tokens: Int32[np.ndarray, " batch"],
+    filled: FilledUnits,
+) -> None:
+    """One more token of each row is known and computed.
+
+    Args:
+        core: the state.
+        rows: as for `hash_batch`, like the next two.
+        before: see there.
+        tokens: see there.
+        filled: what it gave for them.
+    """
     core.rows.committed[rows] = before + 1
     if core.hasher is None:
         return
-    unit = core.hasher.unit
-    offsets = before % unit
+    offsets = before % core.hasher.unit
     core.rows.tail[rows, offsets] = tokens
-    filled = (offsets == unit - 1).nonzero()[0]
-    if filled.size:
-        _fill_units(core, rows[filled], (before[filled] - unit + 1).tolist())
+    if filled:
+        _fill_units(core, filled)
 
 
 def register(core: Core, holding: Holding, start: int, end: int) -> None:
@@ -171,16 +210,15 @@ def _require_prompt_done(holding: Holding, committed: int) -> None:
         )
 
 
-def _fill_units(core: Core, rows: Int64[np.ndarray, " batch"], starts: list[int]) -> None:
-    """The tails of some rows fill a unit each, whose first tokens are at `starts`."""
+def _fill_units(core: Core, filled: FilledUnits) -> None:
     assert core.hasher is not None
     assert core.index is not None
     unit = core.hasher.unit
     is_alike = len(core.groups) == 1 and core.hasher.is_trusted and not core.hasher.keeps_contents
     digests: list[bytes] = []
     blocks: list[int] = []
-    for holding, start, tail in zip(core.rows.at(rows), starts, core.rows.tail[rows], strict=True):
-        _extend_chain(core, holding, tail, start)
+    for holding, start, hashed, contents in filled:
+        _extend_chain(core, holding, hashed, contents)
         if not is_alike:
             register(core, holding, start, start + unit)
             continue
@@ -193,14 +231,20 @@ def _fill_units(core: Core, rows: Int64[np.ndarray, " batch"], starts: list[int]
         core.index.add(0, digests, np.array(blocks, np.int32))
 
 
-def _extend_chain(
+def _hashed(
     core: Core, holding: Holding, tokens: Int32[np.ndarray, " tokens"], start: int
-) -> None:
-    """Add to a request's chain the full units among its tokens from `start` on."""
+) -> tuple[list[bytes], list[bytes]]:
+    """What goes on a request's chain: the full units among its tokens from `start` on."""
     assert core.hasher is not None
     assert holding.prompt is not None
     parent = holding.digests[-1] if holding.digests else holding.prompt.root
-    digests, contents = core.hasher.chain(parent, tokens, start, holding.prompt.keys)
+    return core.hasher.chain(parent, tokens, start, holding.prompt.keys)
+
+
+def _extend_chain(
+    core: Core, holding: Holding, digests: list[bytes], contents: list[bytes]
+) -> None:
+    assert core.hasher is not None
     holding.digests += digests
     if core.hasher.keeps_contents:
         holding.contents += contents

@@ -82,11 +82,14 @@ def replay(
         figure_class(plot)
         require_folder(plot)
     sizes = _block_sizes(block_size)
+    policies = policy.split(",")
     trace = read_trace(file, limit)
     most = longest(trace, max_len)
     slots, bought = _bought(pool, model, target)
     setting = Setting(
-        pool_slots=default_pool(most) if slots is None else slots,
+        pool_slots=default_pool(most, sizes if "paged" in policies else ())
+        if slots is None
+        else slots,
         max_len=most,
         heap=heap,
         watermark=watermark,
@@ -94,7 +97,7 @@ def replay(
         limits=Limits(max_requests, max_step_tokens),
     )
     runs: list[Figures] = []
-    for run in compare(trace, setting, policy.split(","), sizes):
+    for run in compare(trace, setting, policies, sizes):
         note(f"{run.label}: served in {run.seconds:,.0f} s of the service's time")
         runs.append(run)
     title = f"{trace.name}: {len(trace):,} requests, {setting.pool_slots:,} slots{bought}"

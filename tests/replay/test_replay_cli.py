@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from replay_traces import trace, write_azure, write_mooncake
+from replay_traces import mooncake_line, trace, write_azure, write_mooncake
 from typer.testing import CliRunner
 
 from paged.capacity import plan
@@ -94,6 +94,17 @@ def test_what_is_refused(tmp_path, arguments, message):
     told = replay(file, *arguments, code=2).stderr
     assert message in told
     assert len(told.splitlines()) == 1
+
+
+def test_a_trace_too_small_for_the_default_pool_is_what_is_blamed(tmp_path):
+    file = tmp_path / "tiny.jsonl"
+    file.write_text(mooncake_line(0, 9, 3, [1]) + "\n")
+    told = replay(file, code=2).stderr
+    assert "trace: got requests of at most 11 slots, which make a pool of 64 by default" in told
+    assert "expected at least two blocks of 128: give a pool, or smaller blocks" in told
+    assert "tiny.jsonl: 1 requests, 64 slots" in replay(file, "--block-size", "32").stdout
+    assert "64 slots" in replay(file, "--policy", "oracle").stdout
+    assert replay(file, "--pool", "1GiB").stdout.splitlines()[-1].startswith("paged 128")
 
 
 def test_a_pool_that_one_policy_cannot_use_is_refused_before_any_runs():
