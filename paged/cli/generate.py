@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged.cli.compiling import CacheOption, keep_programs
-from paged.cli.console import JsonOption, note, print_json
+from paged.cli.console import JsonOption, note, print_json, wrapped
 
 if TYPE_CHECKING:
     from paged.engine import LLM, RequestOutput, SamplingParams
@@ -133,7 +133,7 @@ def generate(
         return
     texts = [f"{output.prompt}{sample.text}" for output in outputs for sample in output.samples]
     typer.echo("\n---\n".join(texts))
-    note(_summary(llm))
+    note(wrapped(_summary(llm)))
 
 
 def _refuse_beside_beams(beam_width: int, asked: dict[str, bool]) -> None:
@@ -175,7 +175,7 @@ def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: b
         typer.echo(json.dumps({"stats": _stats(llm)}))
     else:
         typer.echo()
-        note(_summary(llm))
+        note(wrapped(_summary(llm)))
 
 
 def _stats(llm: "LLM") -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged.cli.console import JsonOption, note, print_json, require_folder
-from paged.cli.lab_table import print_columns
+from paged.cli.console import JsonOption, note, print_columns, print_json, require_folder
 from paged.cli.models import model_cache
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def replay(
         return
     typer.echo(title)
     lines = [[column(run) for column in _COLUMNS.values()] for run in runs]
-    print_columns([[*_COLUMNS], *lines], numbers=slice(1, None))
+    print_columns([[*_COLUMNS], *lines])
 
 
 def _percent(name: str) -> "Callable[[Figures], str]":

@@ -12,8 +12,8 @@ from paged.cli import app
 from paged.replay import KINDS, POLICIES, Setting, compare, default_pool, longest
 
 
-def replay(*arguments, code=0):
-    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+def replay(*arguments, code=0, width=200):
+    result = CliRunner(env={"COLUMNS": str(width)}).invoke(app, ["replay", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 
@@ -26,6 +26,12 @@ def test_every_policy_and_block_size_is_a_line(tmp_path):
     labels = ["max", "pow2", "oracle", *(f"paged {size}" for size in (1, 4, 8, 16, 32, 64, 128))]
     assert [line[: len("paged 128")].strip() for line in shown[2:]] == labels
     assert shown[5].split()[2] == "100.0", "blocks of one token waste nothing"
+
+
+def test_no_line_is_wider_than_the_terminal(tmp_path):
+    shown = replay(write_azure(tmp_path / "trace.csv"), width=80).stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert sum(line.startswith("paged 128 ") for line in shown) == 2
 
 
 def test_json_has_the_setting_and_the_course_of_each_run(tmp_path):
