@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from paged import AttentionSpec, KVCacheSpec, Layout, MetadataBuilder, UnsupportedError, resolve
-from paged.backends.cpu import CpuBackend
-from paged.backends.cpu.backend import PATH_VARIABLE
+from paged.backends.cpu.backend import PATH_VARIABLE, CpuBackend
 from paged.backends.cpu.build import SOURCES, BuildError, build, digest, paths_here
 from paged.backends.cpu.library import Library, load_library
 from paged.backends.reference import ReferenceBackend
@@ -353,6 +352,14 @@ def test_a_build_without_a_compiler_says_so(monkeypatch, tmp_path):
 
 
 @pytest.mark.full
+def test_the_build_by_its_command_is_imported_once():
+    """Else runpy warns of two copies of one module."""
+    command = [sys.executable, "-W", "error", "-m", "paged.backends.cpu.build", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: python -m paged.backends.cpu.build" in done.stdout
+
+
 def test_offsets_past_two_to_the_31():
     """Pages that nobody touches take no memory."""
     spec = AttentionSpec(2, 1, 64, 0.125)
