@@ -43,7 +43,11 @@ def generate(
     backend: Annotated[str, typer.Option(help="The attention kernel.")] = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     num_blocks: Annotated[
-        int | None, typer.Option(help="Blocks in the pool, the null block included.")
+        int | None,
+        typer.Option(
+            help="Blocks in the pool, the null block included; by default enough for all rows at "
+            "full length, within 1 GiB."
+        ),
     ] = None,
     prefix_caching: Annotated[
         bool, typer.Option(help="Whether prompts share what they have in common.")
@@ -71,12 +75,15 @@ def generate(
     """
     if not prompt:
         raise ValueError("prompt: got none, expected --prompt TEXT at least once")
+    if stream and best_of is not None:
+        raise ValueError(
+            f"stream: got it beside --best-of {best_of}, expected one of the two: the best are "
+            "known last"
+        )
     if stream and not as_json and len(prompt) > 1:
         raise ValueError(f"stream: got {len(prompt)} prompts, expected one (or --json)")
     if stream and not as_json and n > 1:
         raise ValueError(f"stream: got {n} samples, expected one (or --json)")
-    if stream and best_of is not None:
-        raise ValueError(f"stream: got best-of {best_of}, expected none: the best are known last")
     if beam_width is not None:
         _refuse_beside_beams(
             beam_width,
