@@ -10,9 +10,9 @@ import numpy as np
 from paged import AttentionSpec, MetadataBuilder, resolve
 
 
-def check_two_keys(backend):
-    """Write and attend by a listed backend, and compare."""
-    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, scale=1.0)
+def check_two_keys(backend, **features):
+    """Write and attend by a listed backend, and compare; features are those that change nothing."""
+    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, scale=1.0, **features)
     attention = resolve(spec, layout="flash_attn", backend=backend)
     cache = attention.allocate(num_blocks=3, block_size=1)
     key = jnp.array([[[0.0, 0.0]], [[np.log(3.0), 0.0]]])

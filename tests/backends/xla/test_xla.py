@@ -53,6 +53,24 @@ def test_two_keys_by_hand():
     check_two_keys("xla")
 
 
+@pytest.mark.parametrize("soft_cap", [1e6, 1e31, 1e37, 3.4e38])
+def test_a_cap_far_above_the_logits_changes_nothing(soft_cap):
+    check_two_keys("xla", soft_cap=soft_cap)
+
+
+def test_a_cap_out_of_all_reach_still_caps():
+    # Logits of 0 and 1e35 under a cap of 1e31: those of 0 and of 1e31, of which one is left.
+    step = MetadataBuilder(2).build(
+        [(0, 1)], block_table=np.array([[1]], np.int32), num_computed=np.array([1])
+    )
+    attention = resolve(AttentionSpec(1, 1, 2, scale=1.0, soft_cap=1e31), backend="xla")
+    cache = attention.allocate(num_blocks=2, block_size=2)
+    key = jnp.array([[[0.0, 0.0]], [[1e35, 0.0]]])
+    cache = attention.write(cache, key, key, jnp.array([2, 3], jnp.int32))
+    query = jnp.zeros((step.metadata.num_tokens, 1, 2)).at[0, 0, 0].set(1.0)
+    np.testing.assert_allclose(attention.attend(query, cache, step.metadata).lse[0, 0], 1e31)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_decode_over_64_mib_needs_less_than_32_mib_of_working_memory(layout, dtype):
