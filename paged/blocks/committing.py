@@ -4,14 +4,28 @@
 blocks that are written in the very step in which it reads them: a step writes first, then attends.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from paged.blocks.core import Core
 from paged.blocks.holdings import Holding
 
-FilledUnits = list[tuple[Holding, int, list[bytes], list[bytes]]]
-"""Of each its request, its first position, its digest and what was hashed beside its parent."""
+Link = tuple[list[bytes], list[bytes]]
+"""What goes on a request's chain: digests, and what of each was hashed beside its parent."""
+
+
+class HashedBatch(NamedTuple):
+    """What one more token of each of several rows does to their chains.
+
+    Attributes:
+        offsets: [batch] the tokens' places in their units of the hash.
+        filled: the request, first position and link of each unit that is full then.
+    """
+
+    offsets: Int64[np.ndarray, " batch"]
+    filled: list[tuple[Holding, int, Link]]
 
 
 def commit_prompt(core: Core, holding: Holding, num_tokens: int) -> None:
@@ -63,9 +77,9 @@ def commit_tokens(core: Core, holding: Holding, tokens: Int32[np.ndarray, " toke
     known = before % unit
     joined = np.concatenate([rows.tail[row, :known], tokens])
     # First: a hash function that was given may raise.
-    digests, contents = _hashed(core, holding, joined, before - known)
+    link = _hashed(core, holding, joined, before - known)
     rows.committed[row] = before + tokens.size
-    _extend_chain(core, holding, digests, contents)
+    _extend_chain(holding, link)
     rest = joined[joined.size // unit * unit :]
     rows.tail[row, : rest.size] = rest
     register(core, holding, before, before + tokens.size)
@@ -119,8 +133,8 @@ def hash_batch(
     rows: Int64[np.ndarray, " batch"],
     before: Int64[np.ndarray, " batch"],
     tokens: Int32[np.ndarray, " batch"],
-) -> FilledUnits:
-    """The units that one more token of each row fills; `check_batch` has seen them.
+) -> HashedBatch:
+    """The next token of each row, hashed where it fills a unit; `check_batch` has seen them.
 
     Apart from `commit_batch`, and before anything changes: a hash function that was given may
     raise.
@@ -132,19 +146,21 @@ def hash_batch(
         tokens: the next one of each.
     """
     if core.hasher is None:
-        return []
+        return HashedBatch(before, [])
     unit = core.hasher.unit
-    filled = (before % unit == unit - 1).nonzero()[0]
+    offsets = before % unit
+    filled = (offsets == unit - 1).nonzero()[0]
     if not filled.size:
-        return []
+        return HashedBatch(offsets, [])
     units = core.rows.tail[rows[filled]]
     units[:, -1] = tokens[filled]
-    return [
-        (holding, start, *_hashed(core, holding, held, start))
+    hashed = [
+        (holding, start, _hashed(core, holding, held, start))
         for holding, start, held in zip(
             core.rows.at(rows[filled]), (before[filled] - unit + 1).tolist(), units, strict=True
         )
     ]
+    return HashedBatch(offsets, hashed)
 
 
 def commit_batch(
@@ -152,7 +168,7 @@ def commit_batch(
     rows: Int64[np.ndarray, " batch"],
     before: Int64[np.ndarray, " batch"],
     tokens: Int32[np.ndarray, " batch"],
-    filled: FilledUnits,
+    hashed: HashedBatch,
 ) -> None:
     """One more token of each row is known and computed.
 
@@ -161,12 +177,12 @@ def commit_batch(
         rows: as for `hash_batch`, like the next two.
         before: see there.
         tokens: see there.
-        filled: what it gave for them.
+        hashed: what it gave for them.
     """
     core.rows.committed[rows] = before + 1
     if core.hasher is None:
         return
-    offsets = before % core.hasher.unit
+    offsets, filled = hashed
     core.rows.tail[rows, offsets] = tokens
     if filled:
         _fill_units(core, filled)
@@ -210,15 +226,15 @@ def _require_prompt_done(holding: Holding, committed: int) -> None:
         )
 
 
-def _fill_units(core: Core, filled: FilledUnits) -> None:
+def _fill_units(core: Core, filled: list[tuple[Holding, int, Link]]) -> None:
     assert core.hasher is not None
     assert core.index is not None
     unit = core.hasher.unit
     is_alike = len(core.groups) == 1 and core.hasher.is_trusted and not core.hasher.keeps_contents
     digests: list[bytes] = []
     blocks: list[int] = []
-    for holding, start, hashed, contents in filled:
-        _extend_chain(core, holding, hashed, contents)
+    for holding, start, link in filled:
+        _extend_chain(holding, link)
         if not is_alike:
             register(core, holding, start, start + unit)
             continue
@@ -231,23 +247,19 @@ def _fill_units(core: Core, filled: FilledUnits) -> None:
         core.index.add(0, digests, np.array(blocks, np.int32))
 
 
-def _hashed(
-    core: Core, holding: Holding, tokens: Int32[np.ndarray, " tokens"], start: int
-) -> tuple[list[bytes], list[bytes]]:
-    """What goes on a request's chain: the full units among its tokens from `start` on."""
+def _hashed(core: Core, holding: Holding, tokens: Int32[np.ndarray, " tokens"], start: int) -> Link:
+    """The full units among a request's tokens from `start` on, which is where its chain ends."""
     assert core.hasher is not None
     assert holding.prompt is not None
     parent = holding.digests[-1] if holding.digests else holding.prompt.root
-    return core.hasher.chain(parent, tokens, start, holding.prompt.keys)
+    digests, contents = core.hasher.chain(parent, tokens, start, holding.prompt.keys)
+    return digests, contents if core.hasher.keeps_contents else []
 
 
-def _extend_chain(
-    core: Core, holding: Holding, digests: list[bytes], contents: list[bytes]
-) -> None:
-    assert core.hasher is not None
+def _extend_chain(holding: Holding, link: Link) -> None:
+    digests, contents = link
     holding.digests += digests
-    if core.hasher.keeps_contents:
-        holding.contents += contents
+    holding.contents += contents
 
 
 def _enter(core: Core, holding: Holding, last: int) -> int:

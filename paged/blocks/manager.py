@@ -245,18 +245,18 @@ class KVCacheManager(ManagerView):
         self._require_writer()
         numbers = self._core.rows
         rows, before = numbers.checked(rows)
-        filled: committing.FilledUnits = []
+        hashed = None
         if token_ids is not None:
             token_ids = checks.token_ids("token_ids", token_ids)
             committing.check_batch(self._core, rows, before, token_ids)
-            filled = committing.hash_batch(self._core, rows, before, token_ids)
+            hashed = committing.hash_batch(self._core, rows, before, token_ids)
         changes = NO_CHANGES
         slow = (before >= numbers.limit[rows]).nonzero()[0]
         if slow.size:
             changes = growth.grow_batch(self._core, rows[slow], before[slow])
         numbers.num_tokens[rows] = before + 1
-        if token_ids is not None:
-            committing.commit_batch(self._core, rows, before, token_ids, filled)
+        if token_ids is not None and hashed is not None:
+            committing.commit_batch(self._core, rows, before, token_ids, hashed)
         return changes
 
     def commit_batch(
@@ -273,8 +273,8 @@ class KVCacheManager(ManagerView):
         tokens = checks.token_ids("token_ids", token_ids)
         committing.check_late_batch(self._core, rows, tokens)
         before = numbers.committed[rows]
-        filled = committing.hash_batch(self._core, rows, before, tokens)
-        committing.commit_batch(self._core, rows, before, tokens, filled)
+        hashed = committing.hash_batch(self._core, rows, before, tokens)
+        committing.commit_batch(self._core, rows, before, tokens, hashed)
 
     def accept(self, request_id: Hashable, num_drafts: int) -> None:
         """Keep the first `num_drafts` of a request's drafts; the others give their slots back, and
