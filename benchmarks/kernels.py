@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paged import AttentionSpec, KVCacheSpec, MetadataBuilder
-from paged.backends.cpu import CpuBackend
+from paged.backends.cpu.backend import CpuBackend
 from paged.backends.cpu.pages import large_pages_at, use_large_pages
 from paged.backends.xla import XlaBackend
 from paged.dtypes import is_quantized

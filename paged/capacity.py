@@ -129,7 +129,8 @@ class Plan:
         bytes_per_block: the same over all layers.
         padding_per_block: bytes of it that are padding.
         num_blocks: blocks that fit, the null block (block 0) included: requests get one less.
-        num_tokens: tokens' worth of memory, part of a block at the end included.
+        num_tokens: tokens' worth of memory, the null block and part of a block at the end included.
+        num_usable_tokens: tokens that requests have room for, those two left out.
     """
 
     model: str
@@ -154,6 +155,7 @@ class Plan:
     padding_per_block: int
     num_blocks: int
     num_tokens: int
+    num_usable_tokens: int
 
     def num_requests(self, tokens: int) -> int:
         """Requests of this many tokens each that fit at once."""
@@ -227,6 +229,7 @@ def plan(
         padding_per_block=block - model.num_layers * block_size * spec.bytes_per_token,
         num_blocks=num_blocks,
         num_tokens=budget * block_size // block,
+        num_usable_tokens=(num_blocks - 1) * block_size,
     )
 
 

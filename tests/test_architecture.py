@@ -157,6 +157,14 @@ def test_the_command_line_starts_without_the_engine():
     assert loaded.isdisjoint({"torch", "transformers", "flax", "paged.engine", "paged.models"})
 
 
+def test_the_readme_lists_every_document():
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("installed without its repository")
+    listed = (ROOT / "README.md").read_text().partition("\n## Documents\n")[2]
+    for document in (ROOT / "docs").glob("*.md"):
+        assert f"[{document.stem}](docs/{document.name})" in listed
+
+
 @pytest.mark.parametrize("name", ["backends", "layouts", "models"])
 def test_the_top_level_shows_three_links(name):
     link = ROOT / name

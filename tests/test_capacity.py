@@ -34,6 +34,7 @@ def test_llama_2_13b_in_50_gib():
     assert p.bytes_per_block == 12.5 * MiB
     assert p.num_blocks == 4_096
     assert p.num_tokens == 65_536
+    assert p.num_usable_tokens == 65_520
 
 
 def test_llama_3_70b_over_two_ranks():
@@ -42,6 +43,7 @@ def test_llama_3_70b_over_two_ranks():
     assert p.bytes_per_token == 160 * KiB
     assert p.num_tokens == 39_321
     assert p.num_blocks == 2_457
+    assert p.num_usable_tokens == 39_296
     assert 32 * blocks_for(1_056, p.block_size) == 2_112
     # One of the 2,457 is the null block: 2,456 // 66.
     assert p.num_requests(1_056) == 37

@@ -239,8 +239,9 @@ def test_samples_and_beams(folder):
     assert "blocks" in shown.stderr
     result = run(*asked, "--beam-width", "2", "--n", "3", "--seed", "1", code=2)
     assert result.stderr == "paged: beam-width: got 2 beside --n, --seed, expected it alone\n"
-    result = run(*asked, "--best-of", "3", "--stream", code=2)
-    assert "stream: got best-of 3, expected none" in result.stderr
+    for also in ((), ("--n", "2"), ("--n", "2", "--json")):
+        told = run(*asked, "--best-of", "3", "--stream", *also, code=2).stderr
+        assert "stream: got it beside --best-of 3, expected one of the two" in told
 
 
 def test_demo(folder):

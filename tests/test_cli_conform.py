@@ -165,7 +165,7 @@ def test_a_target_that_the_backend_does_not_run_on():
             ("--mutants", "xla", "--json", "/proc/x.json"),
             "json: cannot write /proc/x.json: No such",
         ),
-        (("--mutants", "xla", "--case", "x"), "mutants: --mutants takes no --case"),
+        (("--mutants", "xla", "--case", "x"), "mutants: got --case too, expected besi"),
         (("--mutants", FAULTY), "backend: no mutants are listed for"),
     ],
 )

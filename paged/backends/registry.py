@@ -21,7 +21,7 @@ _BUILTIN = {
     "pallas_tpu": "paged.backends.pallas_tpu:PallasTpuBackend",
     "triton_jax": "paged.backends.triton.on_jax:TritonJaxBackend",
     "triton": "paged.backends.triton.on_torch:TritonBackend",
-    "cpu": "paged.backends.cpu:CpuBackend",
+    "cpu": "paged.backends.cpu.backend:CpuBackend",
     "xla": "paged.backends.xla:XlaBackend",
     "reference": "paged.backends.reference:ReferenceBackend",
 }

@@ -4,11 +4,28 @@
 blocks that are written in the very step in which it reads them: a step writes first, then attends.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from paged.blocks.core import Core
 from paged.blocks.holdings import Holding
+
+Link = tuple[list[bytes], list[bytes]]
+"""What goes on a request's chain: digests, and what of each was hashed beside its parent."""
+
+
+class HashedBatch(NamedTuple):
+    """What one more token of each of several rows does to their chains.
+
+    Attributes:
+        offsets: [batch] the tokens' places in their units of the hash.
+        filled: the request, first position and link of each unit that is full then.
+    """
+
+    offsets: Int64[np.ndarray, " batch"]
+    filled: list[tuple[Holding, int, Link]]
 
 
 def commit_prompt(core: Core, holding: Holding, num_tokens: int) -> None:
@@ -53,13 +70,16 @@ def commit_tokens(core: Core, holding: Holding, tokens: Int32[np.ndarray, " toke
             f"token_ids: got {tokens.size}, expected at most {room}: drafts and tokens without "
             "slots are not committed"
         )
-    rows.committed[row] = before + tokens.size
     if core.hasher is None:
+        rows.committed[row] = before + tokens.size
         return
     unit = core.hasher.unit
     known = before % unit
     joined = np.concatenate([rows.tail[row, :known], tokens])
-    _extend_chain(core, holding, joined, before - known)
+    # First: a hash function that was given may raise.
+    link = _hashed(core, holding, joined, before - known)
+    rows.committed[row] = before + tokens.size
+    _extend_chain(holding, link)
     rest = joined[joined.size // unit * unit :]
     rows.tail[row, : rest.size] = rest
     register(core, holding, before, before + tokens.size)
@@ -108,13 +128,16 @@ def check_late_batch(
         _require_prompt_done(holding, before)
 
 
-def commit_batch(
+def hash_batch(
     core: Core,
     rows: Int64[np.ndarray, " batch"],
     before: Int64[np.ndarray, " batch"],
     tokens: Int32[np.ndarray, " batch"],
-) -> None:
-    """One more token of each row is known and computed; `check_batch` has seen them.
+) -> HashedBatch:
+    """The next token of each row, hashed where it fills a unit; `check_batch` has seen them.
+
+    Apart from `commit_batch`, and before anything changes: a hash function that was given may
+    raise.
 
     Args:
         core: the state.
@@ -122,15 +145,47 @@ def commit_batch(
         before: the tokens that were committed before, of each.
         tokens: the next one of each.
     """
+    if core.hasher is None:
+        return HashedBatch(before, [])
+    unit = core.hasher.unit
+    offsets = before % unit
+    filled = (offsets == unit - 1).nonzero()[0]
+    if not filled.size:
+        return HashedBatch(offsets, [])
+    units = core.rows.tail[rows[filled]]
+    units[:, -1] = tokens[filled]
+    hashed = [
+        (holding, start, _hashed(core, holding, held, start))
+        for holding, start, held in zip(
+            core.rows.at(rows[filled]), (before[filled] - unit + 1).tolist(), units, strict=True
+        )
+    ]
+    return HashedBatch(offsets, hashed)
+
+
+def commit_batch(
+    core: Core,
+    rows: Int64[np.ndarray, " batch"],
+    before: Int64[np.ndarray, " batch"],
+    tokens: Int32[np.ndarray, " batch"],
+    hashed: HashedBatch,
+) -> None:
+    """One more token of each row is known and computed.
+
+    Args:
+        core: the state.
+        rows: as for `hash_batch`, like the next two.
+        before: see there.
+        tokens: see there.
+        hashed: what it gave for them.
+    """
     core.rows.committed[rows] = before + 1
     if core.hasher is None:
         return
-    unit = core.hasher.unit
-    offsets = before % unit
+    offsets, filled = hashed
     core.rows.tail[rows, offsets] = tokens
-    filled = (offsets == unit - 1).nonzero()[0]
-    if filled.size:
-        _fill_units(core, rows[filled], (before[filled] - unit + 1).tolist())
+    if filled:
+        _fill_units(core, filled)
 
 
 def register(core: Core, holding: Holding, start: int, end: int) -> None:
@@ -171,16 +226,15 @@ def _require_prompt_done(holding: Holding, committed: int) -> None:
         )
 
 
-def _fill_units(core: Core, rows: Int64[np.ndarray, " batch"], starts: list[int]) -> None:
-    """The tails of some rows fill a unit each, whose first tokens are at `starts`."""
+def _fill_units(core: Core, filled: list[tuple[Holding, int, Link]]) -> None:
     assert core.hasher is not None
     assert core.index is not None
     unit = core.hasher.unit
     is_alike = len(core.groups) == 1 and core.hasher.is_trusted and not core.hasher.keeps_contents
     digests: list[bytes] = []
     blocks: list[int] = []
-    for holding, start, tail in zip(core.rows.at(rows), starts, core.rows.tail[rows], strict=True):
-        _extend_chain(core, holding, tail, start)
+    for holding, start, link in filled:
+        _extend_chain(holding, link)
         if not is_alike:
             register(core, holding, start, start + unit)
             continue
@@ -193,17 +247,19 @@ def _fill_units(core: Core, rows: Int64[np.ndarray, " batch"], starts: list[int]
         core.index.add(0, digests, np.array(blocks, np.int32))
 
 
-def _extend_chain(
-    core: Core, holding: Holding, tokens: Int32[np.ndarray, " tokens"], start: int
-) -> None:
-    """Add to a request's chain the full units among its tokens from `start` on."""
+def _hashed(core: Core, holding: Holding, tokens: Int32[np.ndarray, " tokens"], start: int) -> Link:
+    """The full units among a request's tokens from `start` on, which is where its chain ends."""
     assert core.hasher is not None
     assert holding.prompt is not None
     parent = holding.digests[-1] if holding.digests else holding.prompt.root
     digests, contents = core.hasher.chain(parent, tokens, start, holding.prompt.keys)
+    return digests, contents if core.hasher.keeps_contents else []
+
+
+def _extend_chain(holding: Holding, link: Link) -> None:
+    digests, contents = link
     holding.digests += digests
-    if core.hasher.keeps_contents:
-        holding.contents += contents
+    holding.contents += contents
 
 
 def _enter(core: Core, holding: Holding, last: int) -> int:

@@ -63,7 +63,8 @@ class Hasher:
             raise ValueError(
                 f"hash: got a function that gives {digest!r}, expected 1 to {MAX_DIGEST_SIZE} bytes"
             )
-        return cls("custom", hash, False, unit, len(digest), True)
+        size = len(digest)
+        return cls("custom", _OfOneLength(hash, size), False, unit, size, True)
 
     def chain(
         self, parent: bytes, tokens: Int32[np.ndarray, " tokens"], start: int, keys: CacheKeys
@@ -75,6 +76,9 @@ class Hasher:
             tokens: from position `start` on.
             start: a multiple of the unit.
             keys: of the sequence.
+
+        Raises:
+            ValueError: a digest of another length than the function's first.
         """
         function = self.function
         if tokens.size == self.unit and not keys.images:
@@ -100,6 +104,23 @@ class Hasher:
                 first = start + index * self.unit
                 contents[index] += keys.of_block(first, first + self.unit)
         return contents
+
+
+@dataclass(frozen=True, slots=True)
+class _OfOneLength:
+    """A function that was given, held to what the index relies on."""
+
+    function: HashFunction
+    size: int
+
+    def __call__(self, data: bytes) -> bytes:
+        digest = self.function(data)
+        if not isinstance(digest, bytes) or len(digest) != self.size:
+            raise ValueError(
+                f"hash: got a function that gives {digest!r}, expected {self.size} bytes, as at "
+                "first"
+            )
+        return digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ class KVCacheManager(ManagerView):
         groups: kinds of layers, as `Group` or its arguments (`block_size` by default the
             manager's); one of full attention by default.
         prefix_caching: whether full blocks can be found by what they hold.
-        hash: "sha256"; or "xxhash" or a function of bytes, which are not trusted: what was hashed
-            is then kept and compared.
+        hash: "sha256"; or "xxhash" or a function from bytes to 1 to 32 bytes, always as many, which
+            are not trusted: what was hashed is then kept and compared.
         partial_tails: whether a block that begins as a prompt goes on is copied for its first
             tokens; for one group only. Off by default: docs/blocks.md has what it brings and costs.
         host_blocks: blocks on the host to swap to.
@@ -245,16 +245,18 @@ class KVCacheManager(ManagerView):
         self._require_writer()
         numbers = self._core.rows
         rows, before = numbers.checked(rows)
+        hashed = None
         if token_ids is not None:
             token_ids = checks.token_ids("token_ids", token_ids)
             committing.check_batch(self._core, rows, before, token_ids)
+            hashed = committing.hash_batch(self._core, rows, before, token_ids)
         changes = NO_CHANGES
         slow = (before >= numbers.limit[rows]).nonzero()[0]
         if slow.size:
             changes = growth.grow_batch(self._core, rows[slow], before[slow])
         numbers.num_tokens[rows] = before + 1
-        if token_ids is not None:
-            committing.commit_batch(self._core, rows, before, token_ids)
+        if token_ids is not None and hashed is not None:
+            committing.commit_batch(self._core, rows, before, token_ids, hashed)
         return changes
 
     def commit_batch(
@@ -270,7 +272,9 @@ class KVCacheManager(ManagerView):
         rows, _ = numbers.checked(rows)
         tokens = checks.token_ids("token_ids", token_ids)
         committing.check_late_batch(self._core, rows, tokens)
-        committing.commit_batch(self._core, rows, numbers.committed[rows], tokens)
+        before = numbers.committed[rows]
+        hashed = committing.hash_batch(self._core, rows, before, tokens)
+        committing.commit_batch(self._core, rows, before, tokens, hashed)
 
     def accept(self, request_id: Hashable, num_drafts: int) -> None:
         """Keep the first `num_drafts` of a request's drafts; the others give their slots back, and

@@ -8,7 +8,8 @@ CacheOption = Annotated[
     str | None,
     typer.Option(
         envvar="PAGED_COMPILATION_CACHE",
-        help="Keep compiled programs in this folder; 'auto' is ~/.cache/paged/xla.",
+        help="Keep compiled programs in this folder or at this URL (gs://, with gcsfs); 'auto' is "
+        "~/.cache/paged/xla.",
     ),
 ]
 

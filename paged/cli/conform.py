@@ -63,7 +63,11 @@ def conform(
     ] = None,
     mutants: Annotated[
         bool,
-        typer.Option("--mutants", help="Seed faults into the backend and count what is caught."),
+        typer.Option(
+            "--mutants",
+            help="Seed faults into the backend and count what is caught, by whatever case; takes "
+            "--seed and --json alone.",
+        ),
     ] = False,
 ) -> None:
     """Test backends, or block managers, against the contract; exit code 1 if anything fails.
@@ -85,7 +89,10 @@ def conform(
         given = {"--html": html_file, "--junit": junit_file, "--layout": layout, "--case": case}
         given |= {"--dtype": dtype, "--target": target, "--interpret": interpret, "--full": full}
         if unused := [name for name, value in given.items() if value]:
-            raise ValueError(f"mutants: --mutants takes no {', '.join(unused)}")
+            raise ValueError(
+                f"mutants: got {', '.join(unused)} too, expected beside it only --seed and --json: "
+                "each fault chooses its own layout, type and cases"
+            )
         is_fine = _mutants(asked or ("xla",), seed, json_file)
     else:
         ask = _Ask(

@@ -2,8 +2,9 @@
 
 import json
 import sys
+import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from typer.core import TyperGroup
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 _WIDE = 10_000
+_GAP = "  "
 
 # A user's mistake, or something missing on the host. Anything else is a fault of this program,
 # and keeps its traceback.
@@ -40,8 +42,71 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
-    """A table on stdout; cells are text, not markup. Numbers stand right, and are never folded."""
-    table = Table(title=title or None, title_justify="left")
+    """A table on stdout; cells are text, not markup. Numbers stand right, and are never folded.
+
+    Columns for which the terminal has no room follow below, with the first one again.
+    """
+    console = Console(markup=False, highlight=False)
+    heads = [*columns]
+
+    def part(chosen: Sequence[int]) -> Table:
+        return _table([heads[i] for i in chosen], [[row[i] for i in chosen] for row in rows])
+
+    def width(chosen: Sequence[int]) -> int:
+        wide = Console(width=_WIDE)
+        return Measurement.get(wide, wide.options, part(chosen)).minimum
+
+    for index, chosen in enumerate(_parts(len(heads), width, console.width)):
+        table = part(chosen)
+        if index == 0 and title:
+            table.title, table.title_justify = title, "left"
+        # Wider than the terminal rather than with digits on the next line.
+        console.width = max(console.width, width(chosen))
+        console.print(table)
+
+
+def print_columns(lines: Sequence[Sequence[str]]) -> None:
+    """Aligned columns on stdout, numbers to the right; the first line has the headings.
+
+    Columns for which the terminal has no room follow below, with the first one again, or with the
+    lines' numbers where that does not tell them apart.
+    """
+    room = Console().width
+    if len({line[0] for line in lines}) < len(lines) and _width(lines) > room:
+        lines = [["", *lines[0]], *([str(i), *line] for i, line in enumerate(lines[1:], 1))]
+
+    def part(chosen: Sequence[int]) -> list[list[str]]:
+        return [[line[i] for i in chosen] for line in lines]
+
+    parts = _parts(len(lines[0]), lambda chosen: _width(part(chosen)), room)
+    for index, chosen in enumerate(parts):
+        if index:
+            typer.echo()
+        columns = [_aligned(column) for column in zip(*part(chosen), strict=True)]
+        for cells in zip(*columns, strict=True):
+            typer.echo(_GAP.join(cells).rstrip())
+
+
+def wrapped(text: str) -> str:
+    """Prose in lines that the terminal has room for."""
+    return textwrap.fill(text, Console().width, break_long_words=False, break_on_hyphens=False)
+
+
+def _parts(
+    num_columns: int, width: Callable[[Sequence[int]], int], room: int
+) -> Iterator[Sequence[int]]:
+    """Which columns stand side by side: the first, and as many others as there is room for."""
+    chosen = [0]
+    for column in range(1, num_columns):
+        if len(chosen) > 1 and width([*chosen, column]) > room:
+            yield chosen
+            chosen = [0]
+        chosen.append(column)
+    yield chosen
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    table = Table()
     for index, column in enumerate(columns):
         cells = [row[index] for row in rows]
         is_number = bool(rows) and all(isinstance(cell, int | float) for cell in cells)
@@ -50,11 +115,20 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
         table.add_column(column, justify=justify, overflow="fold", min_width=max(widths, default=1))
     for row in rows:
         table.add_row(*(_cell(cell) for cell in row))
-    console = Console(markup=False, highlight=False)
-    # Wider than the terminal rather than with digits on the next line.
-    least = Measurement.get(Console(width=_WIDE), Console(width=_WIDE).options, table).minimum
-    console.width = max(console.width, least)
-    console.print(table)
+    return table
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _aligned(column: Sequence[str]) -> list[str]:
+    """A column's cells, all as wide as the widest; to the right if each is a number or a dash."""
+    width = max(map(len, column))
+    firsts = {cell[:1] for cell in column[1:]}
+    is_number = any(map(str.isdigit, firsts)) and all(f.isdigit() or f in ("", "-") for f in firsts)
+    return [cell.rjust(width) if is_number else cell.ljust(width) for cell in column]
 
 
 def _cell(value: Any) -> str:

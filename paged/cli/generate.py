@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged.cli.compiling import CacheOption, keep_programs
-from paged.cli.console import JsonOption, note, print_json
+from paged.cli.console import JsonOption, note, print_json, wrapped
 
 if TYPE_CHECKING:
     from paged.engine import LLM, RequestOutput, SamplingParams
@@ -43,7 +43,11 @@ def generate(
     backend: Annotated[str, typer.Option(help="The attention kernel.")] = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     num_blocks: Annotated[
-        int | None, typer.Option(help="Blocks in the pool, the null block included.")
+        int | None,
+        typer.Option(
+            help="Blocks in the pool, the null block included; by default enough for all rows at "
+            "full length, within 1 GiB."
+        ),
     ] = None,
     prefix_caching: Annotated[
         bool, typer.Option(help="Whether prompts share what they have in common.")
@@ -71,12 +75,15 @@ def generate(
     """
     if not prompt:
         raise ValueError("prompt: got none, expected --prompt TEXT at least once")
+    if stream and best_of is not None:
+        raise ValueError(
+            f"stream: got it beside --best-of {best_of}, expected one of the two: the best are "
+            "known last"
+        )
     if stream and not as_json and len(prompt) > 1:
         raise ValueError(f"stream: got {len(prompt)} prompts, expected one (or --json)")
     if stream and not as_json and n > 1:
         raise ValueError(f"stream: got {n} samples, expected one (or --json)")
-    if stream and best_of is not None:
-        raise ValueError(f"stream: got best-of {best_of}, expected none: the best are known last")
     if beam_width is not None:
         _refuse_beside_beams(
             beam_width,
@@ -133,7 +140,7 @@ def generate(
         return
     texts = [f"{output.prompt}{sample.text}" for output in outputs for sample in output.samples]
     typer.echo("\n---\n".join(texts))
-    note(_summary(llm))
+    note(wrapped(_summary(llm)))
 
 
 def _refuse_beside_beams(beam_width: int, asked: dict[str, bool]) -> None:
@@ -175,7 +182,7 @@ def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: b
         typer.echo(json.dumps({"stats": _stats(llm)}))
     else:
         typer.echo()
-        note(_summary(llm))
+        note(wrapped(_summary(llm)))
 
 
 def _stats(llm: "LLM") -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paged.cli.console import JsonOption, note, print_json
+from paged.cli.console import JsonOption, note, print_columns, print_json, wrapped
 from paged.cli.lab_grid import refuse_sizes, show_grid
-from paged.cli.lab_table import COLUMNS, by_cost, markdown_table, print_columns, text_table
+from paged.cli.lab_table import COLUMNS, by_cost, markdown_table, text_table
 from paged.cli.lab_triton import triton
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ def _show(measurements: Sequence["Measurement"], as_json: bool) -> None:
     title = f"{measurements[0].problem.label}; cycles per KV token" if measurements else ""
     typer.echo(title)
     print_columns(text_table(measurements))
-    typer.echo(BLIND_SPOTS)
+    typer.echo(wrapped(BLIND_SPOTS))
 
 
 _TRIED: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -406,7 +406,7 @@ def _show_choices(choices: Sequence["Choice"], as_json: bool) -> None:
         typer.echo(f"{choice.target.name}: {shape}; cycles per KV token")
         cells = [[cell(row) for cell in _TRIED.values()] for row in choice.rows()]
         print_columns([[*_TRIED], *cells])
-    typer.echo(BLIND_SPOTS)
+    typer.echo(wrapped(BLIND_SPOTS))
 
 
 def _command(context: typer.Context) -> str:

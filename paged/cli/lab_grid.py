@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paged.cli.lab_table import print_columns
+from paged.cli.console import print_columns
 
 if TYPE_CHECKING:
     from paged.lab.grid import Checked

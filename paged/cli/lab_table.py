@@ -3,8 +3,6 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 if TYPE_CHECKING:
     from paged.lab.measure import Measurement
 
@@ -81,23 +79,6 @@ def markdown_table(measurements: Sequence["Measurement"]) -> list[str]:
             lines.append(line)
         lines.append(hbm)
     return [f"| {' | '.join(line)} |".replace("  ", " ") for line in lines]
-
-
-def print_columns(lines: Sequence[Sequence[str]], numbers: slice = slice(3, -1)) -> None:
-    """Aligned columns as wide as they are: rich would fold names at 80 where nobody watches.
-
-    Args:
-        lines: the headings, then a line each.
-        numbers: which columns stand right.
-    """
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    right = range(len(widths))[numbers]
-    for line in lines:
-        cells = [
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        typer.echo("  ".join(cells).rstrip())
 
 
 def by_cost(measurement: "Measurement") -> tuple[bool, float]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged.cli.console import JsonOption, note, print_json
+from paged.cli.console import JsonOption, note, print_columns, print_json, wrapped
 
 if TYPE_CHECKING:
     from paged.lab.triton.run import CompiledKernel
@@ -127,29 +127,16 @@ def _show(found: Sequence["CompiledKernel"], as_json: bool, summary: bool) -> No
     if summary:
         from paged.lab.triton.summary import COLUMNS, summarised
 
-        _print_columns([COLUMNS, *summarised(found)])
+        print_columns([COLUMNS, *summarised(found)])
     else:
-        _print_columns([_HEADS, *([_cell(value) for value in one.row().values()] for one in found)])
-    typer.echo(_WHAT_IS_COUNTED)
+        print_columns([_HEADS, *([_cell(value) for value in one.row().values()] for one in found)])
+    typer.echo(wrapped(_WHAT_IS_COUNTED))
 
 
 _HEADS = (
     *("kernel", "layout", "target", "dtype", "head_dim", "group", "block"),
     *("registers", "spills", "shared", "mma", "load"),
 )
-_WORDS = ("kernel", "layout", "target", "dtype", "mma")
-"""Columns that stand left."""
-
-
-def _print_columns(lines: Sequence[Sequence[str]]) -> None:
-    """Aligned columns as wide as they are: rich would fold names at 80 where nobody watches."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = [
-            cell.ljust(width) if head in _WORDS else cell.rjust(width)
-            for head, cell, width in zip(lines[0], line, widths, strict=True)
-        ]
-        typer.echo("  ".join(cells).rstrip())
 
 
 def _cell(value: str | int | None) -> str:

@@ -34,8 +34,9 @@ def plan(
 ) -> None:
     """Bytes per token and per block of a model's cache, and what fits into a memory budget.
 
-    All figures are of one rank. num_blocks counts the null block, which requests cannot have;
-    layers with a window count as if they kept every token, but for bytes_per_token_past_window.
+    All figures are of one rank. num_blocks and num_tokens count the null block, which requests
+    cannot have; num_usable_tokens is what they have room for. Layers with a window count as if they
+    kept every token, but for bytes_per_token_past_window.
 
     \b
     Example:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged.cli.compiling import CacheOption, keep_programs
-from paged.cli.console import JsonOption, print_json, require_folder
-from paged.cli.lab_table import print_columns
+from paged.cli.console import JsonOption, print_columns, print_json, require_folder
 
 if TYPE_CHECKING:
     from paged.engine import LLM
@@ -155,7 +154,7 @@ def _show(found: Profile, title: str) -> None:
         for name, seconds, count in (*rows, ("all", kind.seconds, kind.steps)):
             ms, share = 1e3 * seconds / kind.steps, 100 * seconds / kind.seconds
             lines.append([name, f"{ms:.3f}", f"{share:.1f}", str(count)])
-        print_columns(lines, numbers=slice(1, None))
+        print_columns(lines)
     if found.parts is not None:
         parts = ", ".join(f"{part} {100 * share:.0f} %" for part, share in found.parts.items())
         typer.echo(f"\nThe program of a decode step: {parts}.")

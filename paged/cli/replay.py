@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paged.cli.console import JsonOption, note, print_json, require_folder
-from paged.cli.lab_table import print_columns
+from paged.cli.console import JsonOption, note, print_columns, print_json, require_folder
 from paged.cli.models import model_cache
 
 if TYPE_CHECKING:
@@ -82,11 +81,14 @@ def replay(
         figure_class(plot)
         require_folder(plot)
     sizes = _block_sizes(block_size)
+    policies = policy.split(",")
     trace = read_trace(file, limit)
     most = longest(trace, max_len)
     slots, bought = _bought(pool, model, target)
     setting = Setting(
-        pool_slots=default_pool(most) if slots is None else slots,
+        pool_slots=default_pool(most, sizes if "paged" in policies else ())
+        if slots is None
+        else slots,
         max_len=most,
         heap=heap,
         watermark=watermark,
@@ -94,7 +96,7 @@ def replay(
         limits=Limits(max_requests, max_step_tokens),
     )
     runs: list[Figures] = []
-    for run in compare(trace, setting, policy.split(","), sizes):
+    for run in compare(trace, setting, policies, sizes):
         note(f"{run.label}: served in {run.seconds:,.0f} s of the service's time")
         runs.append(run)
     title = f"{trace.name}: {len(trace):,} requests, {setting.pool_slots:,} slots{bought}"
@@ -106,7 +108,7 @@ def replay(
         return
     typer.echo(title)
     lines = [[column(run) for column in _COLUMNS.values()] for run in runs]
-    print_columns([[*_COLUMNS], *lines], numbers=slice(1, None))
+    print_columns([[*_COLUMNS], *lines])
 
 
 def _percent(name: str) -> "Callable[[Figures], str]":

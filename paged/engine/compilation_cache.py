@@ -21,7 +21,7 @@ def default_folder() -> Path:
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "paged" / "xla"
 
 
-def use_compilation_cache(folder: str | Path = AUTO) -> Path | None:
+def use_compilation_cache(folder: str | Path = AUTO) -> str | None:
     """Keep what this process compiles from now on, and find what earlier ones kept.
 
     JAX has one cache for the whole process. Where a folder is set already
@@ -29,31 +29,45 @@ def use_compilation_cache(folder: str | Path = AUTO) -> Path | None:
     stays as it is. Programs that call back into Python are never kept.
 
     Args:
-        folder: made where it is not there; "auto" is `default_folder()`.
+        folder: made where it is not there; "auto" is `default_folder()`. A URL ("gs://bucket/xla",
+            as a string) is JAX's to open: by etils, and what that asks for, gcsfs for example.
 
     Returns:
         The folder in use; None for none.
 
     Raises:
-        ValueError: no path, or none at which there is or can be a folder.
+        ValueError: no path, or none at which there is or can be a folder, or a URL whose packages
+            are not installed.
     """
     # Any: JAX makes the attributes of its settings at run time.
     config: Any = jax.config
-    path = _absolute(folder)
+    path = _remote(folder) if "://" in str(folder) else _absolute(folder)
     if not config.jax_enable_compilation_cache:
         return None
     if config.jax_compilation_cache_dir:
-        return Path(config.jax_compilation_cache_dir)
+        return config.jax_compilation_cache_dir
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         raise _refused(folder, error) from None
     config.update("jax_compilation_cache_dir", str(path))
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_LEAST_SECONDS:
         config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     # It looks for its folder once: at the first program, which may have been compiled before.
     compilation_cache.reset_cache()
-    return path
+    return str(path)
+
+
+def _remote(url: str | Path) -> Any:
+    # As JAX does it; etils comes with flax.
+    try:
+        from etils import epath
+
+        return epath.Path(url)
+    except ImportError as error:
+        raise _refused(url, error) from None
+    except KeyError:
+        raise _refused(url, "no kind of URL that etils opens") from None
 
 
 def _absolute(folder: str | Path) -> Path:
@@ -72,6 +86,6 @@ def _absolute(folder: str | Path) -> Path:
 
 def _refused(folder: Any, why: object) -> ValueError:
     return ValueError(
-        f"compilation cache: got {str(folder)!r}, expected a folder that can be made, or {AUTO!r}: "
-        f"{why}"
+        f"compilation cache: got {str(folder)!r}, expected a folder or URL that can be made, or "
+        f"{AUTO!r}: {why}"
     )

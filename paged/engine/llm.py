@@ -209,6 +209,10 @@ class LLM:
 
         Meanwhile each step is waited for before the next is planned, so that the phases add up;
         else the host plans behind the device's back.
+
+        Returns:
+            What gives the `Recording`; its `profiles()`, by kind of step, are there after the
+            `with`.
         """
         return self._runner.phases.recorded()
 

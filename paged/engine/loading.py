@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from paged.engine.arithmetic import running_dtype
 from paged.models import Decoder, Tokenizer, load_model, load_tokenizer, resolve_model
+from paged.models.checkpoint import parameter_dtype
 from paged.models.layers import Float32Param
 
 _LOGGER = logging.getLogger(__name__)
@@ -24,8 +25,10 @@ def load(
     slow in that (`running_dtype`), which is said once by the log; a `Decoder` stays as it is.
 
     Raises:
-        ValueError: no model.
+        ValueError: no model, or a dtype that no model can run in.
     """
+    if dtype is not None:
+        dtype = parameter_dtype(dtype)
     if not isinstance(model, str | Path):
         if not isinstance(model, Decoder):
             raise ValueError(f"model: got {model!r}, expected a name, a folder or a `Decoder`")

@@ -24,7 +24,7 @@ class Attention(Protocol):
         key: Float[Array, "tokens num_kv_heads head_dim"],
         value: Float[Array, "tokens num_kv_heads value_dim"] | None,
         *,
-        sinks: Float[Array, "num_heads"] | None = None,
+        sinks: Float[Array, " num_heads"] | None = None,
     ) -> Float[Array, "tokens num_heads value_dim"]:
         """The heads' outputs of one layer, in the query's dtype.
 
@@ -63,7 +63,7 @@ class DenseAttention:
         key: Float[Array, "tokens num_kv_heads head_dim"],
         value: Float[Array, "tokens num_kv_heads value_dim"] | None,
         *,
-        sinks: Float[Array, "num_heads"] | None = None,
+        sinks: Float[Array, " num_heads"] | None = None,
     ) -> Float[Array, "tokens num_heads value_dim"]:
         """See `Attention`; raises ValueError if `sinks` and the layer's spec disagree."""
         spec = self.specs[layer]

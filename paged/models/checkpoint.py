@@ -65,7 +65,7 @@ def load_model(
         FileNotFoundError: a weight file that is not there.
     """
     if dtype is not None:
-        dtype = _parameter_dtype(dtype)
+        dtype = parameter_dtype(dtype)
     folder = resolve_model(path)
     config = load_config(folder, ignore_keys=ignore_config_keys)
     family = family_of(config)
@@ -76,7 +76,7 @@ def load_model(
         if dtype is None:
             dtype = _DTYPES[tensors[_EMBEDDING].get_slice(_EMBEDDING).get_dtype()]
             if choose_dtype is not None:
-                dtype = _parameter_dtype(choose_dtype(dtype))
+                dtype = parameter_dtype(choose_dtype(dtype))
         dtype = jnp.dtype(dtype)
         # Shapes only: random weights that the file's replace at once are never made.
         model = nnx.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0), dtype=dtype))
@@ -88,11 +88,16 @@ def load_model(
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
-def _parameter_dtype(dtype: DTypeLike) -> jnp.dtype:
+def parameter_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """The dtype of parameters that somebody asks for.
+
+    Raises:
+        ValueError: another than fp32, fp16, bf16.
+    """
     accepted = [jnp.dtype(kind) for kind in _DTYPES.values()]
     try:
         known = jnp.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         known = None
     if known is None or known not in accepted:
         names = ", ".join(sorted({kind.name for kind in accepted}))

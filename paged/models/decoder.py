@@ -64,8 +64,8 @@ class Decoder(Protocol):
 
     def __call__(
         self,
-        tokens: Int[Array, "tokens"],
-        positions: Int[Array, "tokens"],
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
         attention: Attention,
     ) -> Float[Array, "tokens hidden"]:
         """Hidden states after the final norm, in the parameters' dtype.

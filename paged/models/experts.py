@@ -57,7 +57,7 @@ class Tiles(NamedTuple):
         place: `[tokens, chosen]`, the row of each pair, counted over all tiles.
     """
 
-    owner: Int[Array, "tiles"]
+    owner: Int[Array, " tiles"]
     tokens: Int[Array, "tiles tile"]
     place: Int[Array, "tokens chosen"]
 

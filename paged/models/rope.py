@@ -95,7 +95,7 @@ class RopeConfig:
         return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, "pairs"]:
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " pairs"]:
     """Radians per position of each pair of entries, fp32 of shape [head_dim // 2].
 
     Worked out in fp64 on the host: at position 100,000 an error of one fp32 rounding in a
@@ -115,7 +115,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, "p
     return frequencies.astype(np.float32)
 
 
-def _yarn_ramp(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, "pairs"]:
+def _yarn_ramp(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " pairs"]:
     """0 for pairs that are kept, 1 for those that are stretched whole, linear between."""
 
     def pair_that_turns(times: float) -> float:
@@ -132,8 +132,8 @@ def _yarn_ramp(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, "pairs"]:
 
 
 def rotation(
-    positions: Int[Array, "tokens"],
-    frequencies: Float[np.ndarray, "pairs"],
+    positions: Int[Array, " tokens"],
+    frequencies: Float[np.ndarray, " pairs"],
     amplitude: float = 1.0,
 ) -> tuple[Float[Array, "tokens 1 pairs"], Float[Array, "tokens 1 pairs"]]:
     """Cosine and sine of every token's angles, fp32, with an axis of one for the heads.

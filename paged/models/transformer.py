@@ -144,8 +144,8 @@ class Transformer(nnx.Module):
 
     def __call__(
         self,
-        tokens: Int[Array, "tokens"],
-        positions: Int[Array, "tokens"],
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
         attention: Attention,
     ) -> Float[Array, "tokens hidden"]:
         """Hidden states after the final norm, in the parameters' dtype.

@@ -58,14 +58,28 @@ def longest(trace: Trace, max_len: int | None = None) -> int:
     return max_len
 
 
-def default_pool(max_len: int) -> int:
+def default_pool(max_len: int, block_sizes: Sequence[int] = ()) -> int:
     """Slots of a pool that is too small for what comes, and large enough for every policy.
 
     Four of the longest requests, as a buddy heap rounds them: no slot of it is lost to the heap's
     own shape, and "max" runs four requests at once. On the four traces of docs/replay.md the line
     then waits for memory under every policy; with ample memory all would be served alike.
+
+    Args:
+        max_len: slots of the longest request that the service accepts.
+        block_sizes: of paged allocation, where that is asked for.
+
+    Raises:
+        ValueError: such a pool has not two blocks of each size.
     """
-    return 4 * power_of_two(max_len)
+    pool = 4 * power_of_two(max_len)
+    largest = max(block_sizes, default=0)
+    if pool < 2 * largest:
+        raise ValueError(
+            f"trace: got requests of at most {max_len} slots, which make a pool of {pool} by "
+            f"default, expected at least two blocks of {largest}: give a pool, or smaller blocks"
+        )
+    return pool
 
 
 def compare(

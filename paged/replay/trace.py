@@ -222,7 +222,8 @@ def _field(where: str, name: str, entry: dict[str, Any], read: Callable[[Any], A
         ValueError: it is missing, or `read` does not take it.
     """
     if name not in entry:
-        raise ValueError(f"{where}: {name}: got none, expected one; there are {', '.join(entry)}")
+        found = ", ".join(entry) or "no others"
+        raise ValueError(f"{where}: {name}: got none, expected one; there are {found}")
     try:
         return read(entry[name])
     except _Unreadable as expected:

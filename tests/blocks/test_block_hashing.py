@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from block_subjects import admit, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,41 @@ def test_bad_images_are_refused(arguments, message):
 def test_bad_hashes_are_refused(hash, message):
     with pytest.raises(ValueError, match=message):
         KVCacheManager(8, 2, hash=hash)
+
+
+class _Shrinking:
+    """Digests that lose a byte when told to."""
+
+    size = 8
+
+    def __call__(self, data):
+        return hashlib.sha256(data).digest()[: self.size]
+
+
+@pytest.mark.parametrize("late", [7, 9])
+def test_a_digest_of_another_length_is_refused_and_changes_nothing(late):
+    shrinking = _Shrinking()
+    manager = KVCacheManager(20, 2, hash=shrinking)
+    for name in "ab":
+        admit(manager, name, range(3), salt=name)
+    rows = [manager.row(name) for name in "ab"]
+    manager.append_slots("a", 3)
+    before = state(manager)
+    shrinking.size = late
+    for call in (
+        lambda: manager.prompt([1, 2]),
+        lambda: manager.commit("a", [3]),
+        lambda: manager.commit_batch(rows[:1], [3]),
+        lambda: manager.append_batch(rows[1:], [3]),
+    ):
+        with pytest.raises(ValueError, match=r"hash: got a .* that gives b.*, expected 8 bytes"):
+            call()
+        assert state(manager) == before
+    shrinking.size = 8
+    manager.commit("a", [3, 4])
+    manager.append_batch(rows[1:], [3])
+    manager.check_integrity()
+    assert manager.admit("c", manager.prompt(range(5), salt="a")).num_cached_tokens == 4
 
 
 def test_a_prompt_of_another_manager_is_refused():

@@ -89,6 +89,24 @@ def test_the_mended_example_passes_everything(site):
     assert "not run" in done.stdout
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["example-faulty", "example"])
+def test_the_document_shows_the_verdict(site, name):
+    listing = re.search(rf"    \$ paged conform {name}\n(.*?)\n\n", DOCUMENT, re.DOTALL).group(1)
+    said = uniform(command(site, "conform", name).stdout)
+    # What stands between two omissions, which are a line each.
+    for part in filter(None, map(uniform, re.split(r"\n[^\n]*\.\.\.[^\n]*", "\n" + listing))):
+        _, found, said = said.partition(part)
+        assert found, part
+
+
+def uniform(text):
+    """Without line breaks, seconds, and the numbers and places that differ between processors."""
+    text = " ".join(text.split())
+    text = re.sub(r"token \d+, head \d+, dim \d+, block \d+, slot \d+", "PLACE", text)
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?|\d+e-\d+", "NUMBER", text)
+
+
 def test_it_stays_short():
     assert len(FAULTY.splitlines()) < 60
     assert len(MENDED.splitlines()) < 60

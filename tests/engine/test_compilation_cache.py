@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
-from paged.engine.compilation_cache import default_folder
+from paged.engine.compilation_cache import default_folder, use_compilation_cache
 
 _COUNT = """
 import json, sys
@@ -70,4 +72,56 @@ def test_what_the_user_set_stays(tmp_path, setting, used):
 def test_a_file_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    assert f"compilation cache: got '{file}', expected a folder that can be made" in run(str(file))
+    assert f"compilation cache: got '{file}', expected a folder or URL" in run(str(file))
+
+
+def test_a_url_is_no_local_path(tmp_path):
+    """JAX opens it by etils, which names the package that it lacks for one."""
+    code = (
+        "import sys; from paged.engine.compilation_cache import use_compilation_cache as use\n"
+        "sys.modules[sys.argv[2]] = None; use(sys.argv[1])"
+    )
+    for url, absent, why in (
+        ("gs://bucket/xla", "gcsfs", "gcsfs"),
+        ("gs://bucket/xla", "etils", "import of etils halted"),
+        ("nothing://bucket/xla", "unused", "no kind of URL that etils opens"),
+    ):
+        told = subprocess.run(
+            [sys.executable, "-c", code, url, absent],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            cwd=tmp_path,
+        ).stderr.splitlines()[-1]
+        assert told.startswith(f"ValueError: compilation cache: got '{url}', expected a folder")
+        assert why in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_url_is_made_and_handed_to_jax(monkeypatch):
+    """In place of a bucket, what notes that it is made."""
+    made = []
+
+    class Bucket:
+        def __init__(self, url):
+            self.url = url
+
+        def mkdir(self, **how):
+            made.append((self.url, how))
+
+        def __str__(self):
+            return self.url
+
+    monkeypatch.setattr("etils.epath.Path", Bucket)
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        assert use_compilation_cache("gs://bucket/xla") == "gs://bucket/xla"
+        assert jax.config.jax_compilation_cache_dir == "gs://bucket/xla"
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    assert made == [("gs://bucket/xla", {"parents": True, "exist_ok": True})]

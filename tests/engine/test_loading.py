@@ -81,6 +81,13 @@ def test_a_model_that_somebody_made_stays_as_it_is(processor, caplog):
     assert caplog.records == []
 
 
+@pytest.mark.parametrize("dtype", ["float64", "int8", "", 5, {"names": ["a"]}])
+def test_a_type_that_no_model_runs_in_is_refused_alike(dtype):
+    for model in ("tiny-gqa", load_model("tiny-gqa")):
+        with pytest.raises(ValueError, match=r"^dtype: got .*, expected one of bfloat16, float16"):
+            LLM(model, dtype=dtype)
+
+
 def test_the_cache_is_of_the_type_that_runs(processor):
     processor("avx2")
     llm = LLM("tiny-gqa", num_blocks=8)

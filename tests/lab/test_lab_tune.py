@@ -368,7 +368,7 @@ def test_candidates_differ_and_start_with_the_untuned_sizes(target, tuned_to):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["lab", "tune", *map(str, arguments)])
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["lab", "tune", *map(str, arguments)])
 
 
 def test_the_command_names_what_was_asked(monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from replay_traces import trace, write_azure, write_mooncake
+from replay_traces import mooncake_line, trace, write_azure, write_mooncake
 from typer.testing import CliRunner
 
 from paged.capacity import plan
@@ -12,8 +12,8 @@ from paged.cli import app
 from paged.replay import KINDS, POLICIES, Setting, compare, default_pool, longest
 
 
-def replay(*arguments, code=0):
-    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+def replay(*arguments, code=0, width=200):
+    result = CliRunner(env={"COLUMNS": str(width)}).invoke(app, ["replay", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 
@@ -26,6 +26,12 @@ def test_every_policy_and_block_size_is_a_line(tmp_path):
     labels = ["max", "pow2", "oracle", *(f"paged {size}" for size in (1, 4, 8, 16, 32, 64, 128))]
     assert [line[: len("paged 128")].strip() for line in shown[2:]] == labels
     assert shown[5].split()[2] == "100.0", "blocks of one token waste nothing"
+
+
+def test_no_line_is_wider_than_the_terminal(tmp_path):
+    shown = replay(write_azure(tmp_path / "trace.csv"), width=80).stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert sum(line.startswith("paged 128 ") for line in shown) == 2
 
 
 def test_json_has_the_setting_and_the_course_of_each_run(tmp_path):
@@ -94,6 +100,17 @@ def test_what_is_refused(tmp_path, arguments, message):
     told = replay(file, *arguments, code=2).stderr
     assert message in told
     assert len(told.splitlines()) == 1
+
+
+def test_a_trace_too_small_for_the_default_pool_is_what_is_blamed(tmp_path):
+    file = tmp_path / "tiny.jsonl"
+    file.write_text(mooncake_line(0, 9, 3, [1]) + "\n")
+    told = replay(file, code=2).stderr
+    assert "trace: got requests of at most 11 slots, which make a pool of 64 by default" in told
+    assert "expected at least two blocks of 128: give a pool, or smaller blocks" in told
+    assert "tiny.jsonl: 1 requests, 64 slots" in replay(file, "--block-size", "32").stdout
+    assert "64 slots" in replay(file, "--policy", "oracle").stdout
+    assert replay(file, "--pool", "1GiB").stdout.splitlines()[-1].startswith("paged 128")
 
 
 def test_a_pool_that_one_policy_cannot_use_is_refused_before_any_runs():

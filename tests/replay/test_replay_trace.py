@@ -73,6 +73,7 @@ def test_a_limit_takes_the_first_requests_and_reads_no_further(tmp_path):
         ("[]", "line 2: got list, expected an object"),
         ("[" * 200_000, "line 2: got JSON that is too deeply nested, expected an object of num"),
         ('{"timestamp": 0}', "line 2: input_length: got none, expected one; there are timestamp"),
+        ("{}", "line 2: input_length: got none, expected one; there are no others"),
         (mooncake_line("x", 1, 1, [1]), "line 2: timestamp: got 'x', expected milliseconds"),
         (mooncake_line(float("nan"), 1, 1, [1]), "line 2: timestamp: got nan, expected millis"),
         (

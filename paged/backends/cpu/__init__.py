@@ -1,5 +1,7 @@
-"""Native kernels for the CPU: C++ behind `jax.ffi`, for any layout by its strides."""
+"""Native kernels for the CPU: C++ behind `jax.ffi`, for any layout by its strides.
 
-from paged.backends.cpu.backend import CpuBackend
-
-__all__ = ["CpuBackend"]
+backend.py    `CpuBackend`
+library.py    finds the compiled kernels, and makes them known to XLA
+build.py      compiles them: `python -m paged.backends.cpu.build`
+src/          the kernels
+"""

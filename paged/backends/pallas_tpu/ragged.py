@@ -7,6 +7,7 @@ the tile sees take a path without masks; what is left is taken in shorter, maske
 no query sees are not copied: those after the last query, and those before a window.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,10 @@ from paged.backends.xla.tiles import Tiles, cut
 from paged.layouts import KVCache
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec
+
+# Stands for any larger cap, whose inverse may lie below the smallest number. In float32 it changes
+# no logit up to 2^88.
+_FAR_CAP = 2.0**100
 
 
 @partial(jax.jit, static_argnames=("spec", "cells", "tilings", "interpret"))
@@ -90,6 +95,8 @@ def _attend(
 ) -> tuple[Float[jax.Array, "T num_heads head_dim"], Float[jax.Array, "T num_heads"]]:
     """Attention of the queries in some tiles; other tokens get out 0 and lse -inf."""
     is_narrow = query.dtype == jnp.bfloat16 and cells.dtype != "float32"
+    if spec.soft_cap is not None:
+        spec = replace(spec, soft_cap=min(spec.soft_cap, _FAR_CAP))
     plan = Plan(
         spec=spec,
         cells=cells,

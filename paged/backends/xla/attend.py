@@ -22,6 +22,9 @@ from paged.spec import AttentionSpec
 _CHUNK_BYTES = 4 << 20
 _MIN_CHUNK_TOKENS = 128
 
+# The ratio of a logit to a larger cap may lie below the smallest number, which XLA takes for 0.
+_FAR_CAP = 2.0**100
+
 
 class _State(NamedTuple):
     """The online softmax of a group: G tiles, H KV heads, R = group_size * rows queries."""
@@ -121,7 +124,11 @@ def _attend_group(
         mask = jnp.tile(mask, (1, spec.group_size, 1))[:, None]
         logits = jnp.einsum("ghrd,ghkd->ghrk", scaled, keys, precision=lax.Precision.HIGHEST)
         if spec.soft_cap is not None:
+            uncapped = logits
             logits = spec.soft_cap * jnp.tanh(logits / spec.soft_cap)
+            if spec.soft_cap > _FAR_CAP:
+                # Far below it a logit stays what it is, in float32 exactly.
+                logits = jnp.where(jnp.abs(uncapped) < spec.soft_cap / 4096, uncapped, logits)
         return _accumulate(state, jnp.where(mask, logits, -jnp.inf), values)
 
     heads_rows = (num_tiles, spec.num_kv_heads, spec.group_size * rows)

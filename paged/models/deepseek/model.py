@@ -88,8 +88,8 @@ class DeepseekTransformer(nnx.Module):
 
     def __call__(
         self,
-        tokens: Int[Array, "tokens"],
-        positions: Int[Array, "tokens"],
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
         attention: Attention,
     ) -> Float[Array, "tokens hidden"]:
         """See `Decoder`."""

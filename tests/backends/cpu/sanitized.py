@@ -5,7 +5,7 @@ LD_PRELOAD=libasan.so python sanitized.py PATH CASE...
 
 import sys
 
-from paged.backends.cpu import CpuBackend
+from paged.backends.cpu.backend import CpuBackend
 from paged.conformance import run_conformance
 
 FLAGS = (

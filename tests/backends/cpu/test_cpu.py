@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from paged import AttentionSpec, KVCacheSpec, Layout, MetadataBuilder, UnsupportedError, resolve
-from paged.backends.cpu import CpuBackend
-from paged.backends.cpu.backend import PATH_VARIABLE
+from paged.backends.cpu.backend import PATH_VARIABLE, CpuBackend
 from paged.backends.cpu.build import SOURCES, BuildError, build, digest, paths_here
 from paged.backends.cpu.library import Library, load_library
 from paged.backends.reference import ReferenceBackend
@@ -22,6 +21,7 @@ from paged.conformance import Subject, run_conformance
 from paged.conformance.fuzz import FEW, fuzz
 from paged.conformance.subject import quick_options
 from paged.layouts import FLASHINFER, LAYOUTS, KVCache
+from tests.backends.two_keys import check_two_keys
 
 LIBRARY = load_library()
 if isinstance(LIBRARY, str):
@@ -72,21 +72,7 @@ def filled(spec, layout, *, num_blocks, block_size, rng, dtype="float32"):
 
 
 def test_two_keys_by_hand():
-    # One head of width 2, scale 1. The query (1, 0) meets keys (0, 0) and (ln 3, 0): weights
-    # 1/4 and 3/4, so that values 4 and 8 give 1 + 6 = 7, and the log-sum-exp is ln 4.
-    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, scale=1.0)
-    attention = resolve(spec, layout="flash_attn", backend="cpu")
-    cache = attention.allocate(num_blocks=3, block_size=1)
-    key = jnp.array([[[0.0, 0.0]], [[np.log(3.0), 0.0]]])
-    value = jnp.array([[[4.0, 0.0]], [[8.0, 0.0]]])
-    cache = attention.write(cache, key, value, jnp.array([2, 1], jnp.int32))
-    step = MetadataBuilder(1).build(
-        [(0, 1)], block_table=np.array([[2, 1]], np.int32), num_computed=np.array([1])
-    )
-    query = jnp.zeros((step.metadata.num_tokens, 1, 2)).at[0, 0, 0].set(1.0)
-    out, lse = attention.attend(query, cache, step.metadata)
-    np.testing.assert_allclose(out[0, 0], [7.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(lse[0, 0], np.log(4.0), rtol=1e-6)
+    check_two_keys("cpu")
 
 
 def test_auto_takes_it_on_a_cpu_and_on_nothing_else():
@@ -353,6 +339,14 @@ def test_a_build_without_a_compiler_says_so(monkeypatch, tmp_path):
 
 
 @pytest.mark.full
+def test_the_build_by_its_command_is_imported_once():
+    """Else runpy warns of two copies of one module."""
+    command = [sys.executable, "-W", "error", "-m", "paged.backends.cpu.build", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: python -m paged.backends.cpu.build" in done.stdout
+
+
 def test_offsets_past_two_to_the_31():
     """Pages that nobody touches take no memory."""
     spec = AttentionSpec(2, 1, 64, 0.125)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from paged import AttentionSpec, KVCacheSpec, resolve
-from paged.backends.cpu import CpuBackend, pages
+from paged.backends.cpu import pages
+from paged.backends.cpu.backend import CpuBackend
 from paged.backends.cpu.pages import PAGE_BYTES, large_pages_at, use_large_pages
 
 

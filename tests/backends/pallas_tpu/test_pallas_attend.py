@@ -1,6 +1,7 @@
 """The ragged kernels: by hand, with the sizes that a TPU gets, and how sizes and trips are told."""
 
 import itertools
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +50,28 @@ def test_two_keys_by_hand(backend):
     assert seen == []
     np.testing.assert_allclose(out, np.full((1, 2, 128), 5.0), rtol=1e-6)
     np.testing.assert_allclose(lse, np.full((1, 2), np.log(4)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("query_len", [1, 2])
+@pytest.mark.parametrize("soft_cap", [1e6, 1e31, 3.4e38])
+def test_a_cap_far_above_the_logits_changes_nothing(soft_cap, query_len):
+    """The last query's logits are 0 and ln 3."""
+    data = np.zeros(PALLAS.shape(3, KVCacheSpec(1, 128, 16)), np.float32)
+    keys, values = PALLAS.views(data)
+    keys[1, 1, 0] = np.log(3) / 64
+    values[1, 0, 0], values[1, 1, 0] = 8, 4
+    step = replace(
+        one_decode(2),
+        slot_mapping=np.full(query_len, -1, np.int32),
+        query_start_loc=np.array([0, query_len], np.int32),
+        distribution=np.array([query_len == 1, 1, 1], np.int32),
+        max_query_len=query_len,
+    )
+    spec = replace(SPEC, soft_cap=soft_cap)
+    query = np.ones((query_len, 2, 128), np.float32)
+    out, lse = PallasTpuBackend(interpret=True).attend(query, KVCache(data, PALLAS), step, spec)
+    np.testing.assert_allclose(out[-1], np.full((2, 128), 5.0), rtol=1e-6)
+    np.testing.assert_allclose(lse[-1], np.full(2, np.log(4)), rtol=1e-6)
 
 
 # Eight pieces of a chunk, groups of three, several chunks a sequence; tiles of 8 queries.

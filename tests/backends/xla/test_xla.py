@@ -20,6 +20,7 @@ from paged import (
 from paged.backends.xla.attend import chunking, ragged_attention
 from paged.backends.xla.quantize import to_storage
 from paged.layouts import LAYOUTS, KVCache
+from tests.backends.two_keys import check_two_keys
 
 MIB = 1 << 20
 
@@ -49,21 +50,25 @@ def _decode(spec, layout, *, num_seqs, seq_len, block_size, dtype):
 
 
 def test_two_keys_by_hand():
-    # One head of width 2, scale 1. The query (1, 0) meets keys (0, 0) and (ln 3, 0): weights
-    # 1/4 and 3/4, so that values 4 and 8 give 1 + 6 = 7, and the log-sum-exp is ln 4.
-    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, scale=1.0)
-    attention = resolve(spec, layout="flash_attn", backend="xla")
-    cache = attention.allocate(num_blocks=3, block_size=1)
-    key = jnp.array([[[0.0, 0.0]], [[np.log(3.0), 0.0]]])
-    value = jnp.array([[[4.0, 0.0]], [[8.0, 0.0]]])
-    cache = attention.write(cache, key, value, jnp.array([2, 1], jnp.int32))
-    step = MetadataBuilder(1).build(
-        [(0, 1)], block_table=np.array([[2, 1]], np.int32), num_computed=np.array([1])
+    check_two_keys("xla")
+
+
+@pytest.mark.parametrize("soft_cap", [1e6, 1e31, 1e37, 3.4e38])
+def test_a_cap_far_above_the_logits_changes_nothing(soft_cap):
+    check_two_keys("xla", soft_cap=soft_cap)
+
+
+def test_a_cap_out_of_all_reach_still_caps():
+    # Logits of 0 and 1e35 under a cap of 1e31: those of 0 and of 1e31, of which one is left.
+    step = MetadataBuilder(2).build(
+        [(0, 1)], block_table=np.array([[1]], np.int32), num_computed=np.array([1])
     )
+    attention = resolve(AttentionSpec(1, 1, 2, scale=1.0, soft_cap=1e31), backend="xla")
+    cache = attention.allocate(num_blocks=2, block_size=2)
+    key = jnp.array([[[0.0, 0.0]], [[1e35, 0.0]]])
+    cache = attention.write(cache, key, key, jnp.array([2, 3], jnp.int32))
     query = jnp.zeros((step.metadata.num_tokens, 1, 2)).at[0, 0, 0].set(1.0)
-    out, lse = attention.attend(query, cache, step.metadata)
-    np.testing.assert_allclose(out[0, 0], [7.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(lse[0, 0], np.log(4.0), rtol=1e-6)
+    np.testing.assert_allclose(attention.attend(query, cache, step.metadata).lse[0, 0], 1e31)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
