@@ -11,6 +11,7 @@ _softmax = partial(Mutant, module=f"{_SOURCES}/softmax.h")
 _finish = partial(Mutant, module=f"{_SOURCES}/finish.h")
 _rows = partial(Mutant, module=f"{_SOURCES}/rows.h")
 _schedule = partial(Mutant, module=f"{_SOURCES}/schedule.cc")
+_step = partial(Mutant, module=f"{_SOURCES}/step.h")
 _handlers = partial(Mutant, module=f"{_SOURCES}/handlers.cc")
 _numbers = partial(Mutant, module=f"{_SOURCES}/numbers.h")
 _write = partial(Mutant, module=f"{_SOURCES}/write.h")
@@ -208,6 +209,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "mask",
         before="item.key_end = std::min(key_end,",
         after="item.key_end = std::min(key_end - 1,",
+        likely=_SPLIT,
+    ),
+    _step(
+        "parts put together before the last is there",
+        "blocks",
+        before="--plan.parts_left[size_t(item.merge)] == 0",
+        after="--plan.parts_left[size_t(item.merge)] == 1",
         likely=_SPLIT,
     ),
     _rows(

@@ -1,15 +1,13 @@
 // What XLA calls. Everything is checked before a kernel sees an address: shapes and types that the
 // caller checked already, and the values of the step, which only show here.
 
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "paths.h"
-#include "schedule.h"
-#include "threads.h"
+#include "step.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -101,23 +99,6 @@ int64_t threads_of(const ffi::ThreadPool& pool, int64_t most) {
   return most > 0 && most < threads ? most : threads;
 }
 
-// Memory of a thread that outlives a call: a new one would be mapped, page by page, each time.
-char* scratch_of_this_thread(int64_t bytes) {
-  struct Held {
-    char* memory = nullptr;
-    int64_t size = 0;
-    ~Held() { std::free(memory); }
-  };
-  static thread_local Held held;
-  if (held.size < bytes) {
-    std::free(held.memory);
-    held.memory = static_cast<char*>(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64)));
-    held.size = held.memory == nullptr ? 0 : bytes;
-    require(held.memory != nullptr, "memory: none left for " + text(bytes) + " bytes of scratch");
-  }
-  return held.memory;
-}
-
 void check_step(
     const Attend& call, int64_t seqs, int64_t tokens, int64_t num_blocks) {
   require(
@@ -157,31 +138,6 @@ void clear_padding(const Attend& call, int64_t begin, int64_t tokens) {
   for (int64_t i = begin * call.heads(); i < tokens * call.heads(); ++i) {
     call.lse[i] = -std::numeric_limits<float>::infinity();
   }
-}
-
-void run_attend(
-    const Attend& call, int64_t seqs, const Kernels& kernels, ffi::ThreadPool& pool,
-    int64_t threads) {
-  Schedule plan = schedule(call, seqs, threads);
-  const int64_t bytes = kernels.scratch_bytes(call, plan.most_queries, plan.most_heads);
-  std::atomic<bool> has_memory{true};
-  const auto to_pool = [&](auto task) { pool.Schedule(std::move(task)); };
-  for_each_piece(int64_t(plan.items.size()), threads, to_pool, [&](int64_t piece) {
-    // Where all threads are as fast, each is given every so many-th piece.
-    const size_t next = size_t(piece + threads);
-    const Item* likely = next < plan.items.size() ? &plan.items[next] : nullptr;
-    const Item& item = plan.items[size_t(piece)];
-    try {
-      kernels.attend(call, item, likely, scratch_of_this_thread(bytes));
-    } catch (const Refused&) {
-      has_memory = false;
-    }
-    // Whoever finishes the last part puts all together, in their order whatever this one's is.
-    if (item.parts > 1 && --plan.parts_left[size_t(item.merge)] == 0) {
-      kernels.merge(call, plan.merges[size_t(item.merge)]);
-    }
-  });
-  require(has_memory, "memory: none left for " + text(bytes) + " bytes of scratch a thread");
 }
 
 ffi::Error attend(
@@ -245,7 +201,10 @@ ffi::Error attend(
     const Kernels& kernels = kernels_of(path);
     check_step(call, seqs, tokens, num_blocks);
     clear_padding(call, call.starts[seqs], tokens);
-    run_attend(call, seqs, kernels, pool, threads_of(pool, most_threads));
+    const auto to_pool = [&](auto task) { pool.Schedule(std::move(task)); };
+    const int64_t missing =
+        attend_all(call, seqs, kernels, threads_of(pool, most_threads), to_pool);
+    require(missing == 0, "memory: none left for " + text(missing) + " bytes of scratch a thread");
   } catch (const Refused& refused) {
     return ffi::Error(ffi::ErrorCode::kInvalidArgument, refused.why);
   }

@@ -2,6 +2,10 @@
 
 #include <cstddef>
 
+#ifdef PAGED_HAS_avx2
+#include <cpuid.h>
+#endif
+
 namespace paged {
 
 // The build defines PAGED_HAS_... for each one that it compiles.
@@ -19,6 +23,14 @@ extern const Kernels kernels_baseline;
 #endif
 extern const Kernels kernels_scalar;
 
+#ifdef PAGED_HAS_avx2
+// Clang 14's __builtin_cpu_supports does not know it.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 std::vector<const Kernels*> usable_paths() {
   std::vector<const Kernels*> usable;
 #if defined(PAGED_HAS_avx512) || defined(PAGED_HAS_avx512_bf16)
@@ -33,8 +45,7 @@ std::vector<const Kernels*> usable_paths() {
   if (has_avx512) usable.push_back(&kernels_avx512);
 #endif
 #ifdef PAGED_HAS_avx2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
     usable.push_back(&kernels_avx2);
   }
 #endif
