@@ -304,12 +304,12 @@ def _fill(cache: KVCache, row: Row, flat: np.ndarray, positions: range, storage:
     kinds = [(KEYS, row.key, cache.k_scale)]
     if not cache.layout.is_latent:
         kinds.append((VALUES, row.value, cache.v_scale))
-    for position in positions:
-        block, slot = divmod(int(flat[position]), where.size["slot"])
-        for kind, rows, scale in kinds:
-            for head, numbers_of_head in enumerate(rows[position]):
-                stored = quantized(numbers_of_head, scale_of(scale, head), storage)
-                numbers[where.rows(block, slot, head, kind, stored.size)] = stored
+    filled = slice(positions.start, positions.stop)
+    blocks, slots = np.divmod(flat[filled], where.size["slot"])
+    for kind, rows, scale in kinds:
+        for head in range(rows.shape[1]):
+            stored = quantized(rows[filled, head], scale_of(scale, head), storage)
+            numbers[where.rows(blocks, slots, head, kind, rows.shape[2])] = stored
 
 
 def scale_of(scale: np.ndarray | None, head: int) -> float:
