@@ -7,8 +7,8 @@ weights and the output; products, maxima and sums are float32 (rule 14), as in a
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from paged.backends.reference.writing import quantized
-from paged.conformance.problem import Problem, scale_of
+from paged.backends.reference.writing import quantized, scale_of
+from paged.conformance.problem import Problem
 from paged.dtypes import storage_dtype
 
 # OpenBLAS hands a product of 2^19 multiplications and more to several threads, which then wait for

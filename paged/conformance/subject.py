@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paged.conformance.arrays import ARRAYS, as_bits, given, stand_in, to_numpy
+from paged.conformance.arrays import ARRAYS, differing, given, stand_in, to_numpy
 from paged.conformance.problem import Problem
 from paged.conformance.setup import Setup
 from paged.conformance.verdict import Refused, Violation
@@ -362,7 +362,7 @@ def _require_unchanged(call: str, watched: list[tuple[str, Any, np.ndarray | Non
         array = to_numpy(found) if found is not None else None
         if array is None or array.shape != original.shape or array.dtype != original.dtype:
             raise Violation("inputs", f"{call} changed {name}: its shape or dtype is another")
-        differs = as_bits(array) != as_bits(original)
+        differs = differing(array, original)
         if differs.any():
             index = tuple(int(i) for i in np.argwhere(differs)[0])
             raise Violation(
