@@ -13,7 +13,7 @@ from paged.conformance.arrays import ARRAYS, differing, given, stand_in, to_nump
 from paged.conformance.problem import Problem
 from paged.conformance.setup import Setup
 from paged.conformance.verdict import Refused, Violation
-from paged.layouts import KVCache, Layout
+from paged.layouts import KVCache, Layout, convert
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
 
@@ -78,8 +78,16 @@ class Subject:
                 static_argnums=3,
                 compiler_options=compiler_options,
             )
+            # Operation by operation it is 240 programs for 64 conversions, each compiled in full.
+            self._convert = jax.jit(
+                convert,
+                static_argnums=(1, 2),
+                static_argnames="spec",
+                compiler_options=compiler_options,
+            )
         else:
             self._write, self._attend = backend.write, self._attend_directly
+            self._convert = convert
 
     @property
     def name(self) -> str:
@@ -177,6 +185,12 @@ class Subject:
     def give(self, array: np.ndarray) -> Any:
         """A copy for the backend, in its library."""
         return given(array, self.arrays, self.device)
+
+    def converted(
+        self, pool: np.ndarray, src: Layout, dst: Layout, spec: KVCacheSpec
+    ) -> np.ndarray:
+        """A pool in another layout, by `paged.layouts.convert` in the backend's library."""
+        return to_numpy(self._convert(self.give(pool), src, dst, spec=spec))
 
     def write(self, problem: Problem, *, eager: bool = False) -> np.ndarray:
         """The pool after `write`.
