@@ -22,7 +22,7 @@ def given(array: np.ndarray, arrays: str, device: Any = None) -> Any:
     """A copy of the numbers in that library, on a torch device where one is named."""
     if arrays == "jax":
         # Never an alias: a backend that writes into what it was given must not reach the problem.
-        # `jnp.array(copy=True)` compiles a program for every shape, half of all that a run has.
+        # `jnp.array(copy=True)` compiles a program for every shape: half of those of a run.
         return jax.device_put(array.copy())
     if arrays == "numpy":
         return array.copy()

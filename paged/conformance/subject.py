@@ -78,7 +78,7 @@ class Subject:
                 static_argnums=3,
                 compiler_options=compiler_options,
             )
-            # Operation by operation it is 240 programs for 64 conversions, each compiled in full.
+            # Operation by operation a conversion is some three programs, each compiled in full.
             self._convert = jax.jit(
                 convert,
                 static_argnums=(1, 2),
