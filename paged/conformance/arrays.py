@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paged.backends.reference.arrays import to_numpy
 
-__all__ = ["ARRAYS", "as_bits", "given", "stand_in", "to_numpy"]
+__all__ = ["ARRAYS", "differing", "given", "stand_in", "to_numpy"]
 
 ARRAYS = ("jax", "numpy", "torch")
 _BITS = {1: "uint8", 2: "int16", 4: "int32"}
@@ -23,7 +22,8 @@ def given(array: np.ndarray, arrays: str, device: Any = None) -> Any:
     """A copy of the numbers in that library, on a torch device where one is named."""
     if arrays == "jax":
         # Never an alias: a backend that writes into what it was given must not reach the problem.
-        return jnp.array(array, copy=True)
+        # `jnp.array(copy=True)` compiles a program for every shape: half of those of a run.
+        return jax.device_put(array.copy())
     if arrays == "numpy":
         return array.copy()
     import torch
@@ -66,11 +66,13 @@ def stand_in(array: np.ndarray, arrays: str) -> Any:
     return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device="meta")
 
 
-def as_bits(array: np.ndarray) -> np.ndarray:
-    """The same bits as unsigned integers, every NaN as one and the same."""
-    array = np.ascontiguousarray(array)  # at least one dimension
-    bits = array.view(f"uint{8 * array.dtype.itemsize}").copy()
-    if array.dtype.kind not in "iub":
+def differing(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Where two arrays of a type differ in a bit; every NaN is one and the same."""
+    one, other = np.ascontiguousarray(one), np.ascontiguousarray(other)  # at least one dimension
+    bits = f"uint{8 * one.dtype.itemsize}"
+    differs = one.view(bits) != other.view(bits)
+    if one.dtype.kind not in "iub" and differs.any():
         # Moving a NaN may change its payload on some hardware; that is no write.
-        bits[np.isnan(array.astype(np.float32))] = np.iinfo(bits.dtype).max
-    return bits
+        is_nan = np.isnan(one.astype(np.float32)) & np.isnan(other.astype(np.float32))
+        differs &= ~is_nan
+    return differs

@@ -7,7 +7,7 @@ import numpy as np
 from paged.backends.reference import oracle
 from paged.backends.reference.addressing import addresses
 from paged.backends.reference.writing import written
-from paged.conformance.arrays import as_bits
+from paged.conformance.arrays import differing
 from paged.conformance.plain import plain
 from paged.conformance.problem import Problem
 from paged.conformance.tolerance import allowed
@@ -31,7 +31,7 @@ def compare_pool(problem: Problem, found: np.ndarray) -> None:
         Violation: naming the block, the slot, what it holds and what it should.
     """
     expected = expected_pool(problem)
-    differs = as_bits(found) != as_bits(expected)
+    differs = differing(found, expected)
     if differs.any() and is_quantized(problem.cache.dtype):
         k_error, v_error = map(_quotient_error, (problem.cache.k_scale, problem.cache.v_scale))
         for sign in (-1, 1):
@@ -40,7 +40,7 @@ def compare_pool(problem: Problem, found: np.ndarray) -> None:
             if value is not None:
                 value = value.astype(np.float64) * (1 + sign * v_error)
             other = written(problem.cache, key, value, problem.metadata.slot_mapping)
-            differs &= as_bits(found) != as_bits(other)
+            differs &= differing(found, other)
     if not differs.any():
         return
     flat = int(np.flatnonzero(differs)[0])

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
 from paged.backends.reference.addressing import KEYS, VALUES, addresses
-from paged.backends.reference.writing import quantized
+from paged.backends.reference.writing import write_into
 from paged.conformance.setup import Setup
 from paged.dtypes import storage_dtype
 from paged.layouts import KVCache, Layout
@@ -175,7 +175,7 @@ def assemble(
         first_kept = 0
         if setup.window is not None:
             first_kept = max(first_new - setup.window + 1, 0) // block_size * block_size
-        _fill(cache, row, flat, range(first_kept, written_before), setup.storage(dtype))
+        _fill(cache, row, flat, slice(first_kept, written_before))
         tokens = slice(int(starts[index]), int(starts[index + 1]))
         place[tokens] = np.stack(np.divmod(flat[first_new:], setup.block_size), axis=-1)
         new = flat[first_new:].astype(np.int32)
@@ -229,16 +229,15 @@ def poisoned(
     """A pool that nobody has written to."""
     dtype = storage_dtype(storage)
     where = addresses(layout, shape)
-    extremes = np.array([-127, 127] if dtype.kind == "i" else [-400.0, 400.0])
-    garbage = rng.choice(extremes, size=shape).astype(dtype)
+    extremes = np.array([-127, 127] if dtype.kind == "i" else [-400.0, 400.0]).astype(dtype)
+    garbage = rng.choice(extremes, size=shape)
     if setup.poison == "zero":
         return np.zeros(shape, dtype)
     if setup.poison == "garbage" or dtype.kind == "i":
         return garbage
-    bad = np.full(shape, np.nan)
     if setup.poison == "inf":
-        bad = rng.choice([-np.inf, np.inf], size=shape)
-    pool = bad.astype(dtype)
+        return rng.choice(np.array([-np.inf, np.inf]).astype(dtype), size=shape)
+    pool = np.full(shape, np.nan, dtype)
     if setup.poison in ("nan_keys", "nan_values") and not layout.is_latent:
         finite = VALUES if setup.poison == "nan_keys" else KEYS
         is_finite = np.arange(pool.size) // where.stride["kv"] % 2 == finite
@@ -297,24 +296,10 @@ def _written_before(setup: Setup, query_len: int, seq_len: int) -> int:
     return seq_len - missing[setup.slots]
 
 
-def _fill(cache: KVCache, row: Row, flat: np.ndarray, positions: range, storage: str) -> None:
+def _fill(cache: KVCache, row: Row, flat: np.ndarray, part: slice) -> None:
     """Writes part of a sequence into the pool, by the oracle's own arithmetic."""
-    where = addresses(cache.layout, cache.data.shape)
-    numbers = cache.data.reshape(-1)
-    kinds = [(KEYS, row.key, cache.k_scale)]
-    if not cache.layout.is_latent:
-        kinds.append((VALUES, row.value, cache.v_scale))
-    for position in positions:
-        block, slot = divmod(int(flat[position]), where.size["slot"])
-        for kind, rows, scale in kinds:
-            for head, numbers_of_head in enumerate(rows[position]):
-                stored = quantized(numbers_of_head, scale_of(scale, head), storage)
-                numbers[where.rows(block, slot, head, kind, stored.size)] = stored
-
-
-def scale_of(scale: np.ndarray | None, head: int) -> float:
-    """One KV head's scale, in float64."""
-    return 1.0 if scale is None else float(scale if scale.ndim == 0 else scale[head])
+    value = None if cache.layout.is_latent else row.value[part]
+    write_into(cache, row.key[part], value, flat[part])
 
 
 def _scale(scale: float | tuple[float, ...] | None, spec: AttentionSpec) -> np.ndarray | None:

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from paged.conformance.arrays import ARRAYS, as_bits, given, stand_in, to_numpy
+from paged.conformance.arrays import ARRAYS, differing, given, stand_in, to_numpy
 from paged.conformance.problem import Problem
 from paged.conformance.setup import Setup
 from paged.conformance.verdict import Refused, Violation
-from paged.layouts import KVCache, Layout
+from paged.layouts import KVCache, Layout, convert
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
 
@@ -78,8 +78,16 @@ class Subject:
                 static_argnums=3,
                 compiler_options=compiler_options,
             )
+            # Operation by operation a conversion is some three programs, each compiled in full.
+            self._convert = jax.jit(
+                convert,
+                static_argnums=(1, 2),
+                static_argnames="spec",
+                compiler_options=compiler_options,
+            )
         else:
             self._write, self._attend = backend.write, self._attend_directly
+            self._convert = convert
 
     @property
     def name(self) -> str:
@@ -177,6 +185,12 @@ class Subject:
     def give(self, array: np.ndarray) -> Any:
         """A copy for the backend, in its library."""
         return given(array, self.arrays, self.device)
+
+    def converted(
+        self, pool: np.ndarray, src: Layout, dst: Layout, spec: KVCacheSpec
+    ) -> np.ndarray:
+        """A pool in another layout, by `paged.layouts.convert` in the backend's library."""
+        return to_numpy(self._convert(self.give(pool), src, dst, spec=spec))
 
     def write(self, problem: Problem, *, eager: bool = False) -> np.ndarray:
         """The pool after `write`.
@@ -362,7 +376,7 @@ def _require_unchanged(call: str, watched: list[tuple[str, Any, np.ndarray | Non
         array = to_numpy(found) if found is not None else None
         if array is None or array.shape != original.shape or array.dtype != original.dtype:
             raise Violation("inputs", f"{call} changed {name}: its shape or dtype is another")
-        differs = as_bits(array) != as_bits(original)
+        differs = differing(array, original)
         if differs.any():
             index = tuple(int(i) for i in np.argwhere(differs)[0])
             raise Violation(

@@ -6,11 +6,10 @@ import pytest
 
 from paged.backends import load_backend
 from paged.backends.reference import ReferenceBackend, oracle
-from paged.backends.reference.writing import quantized
+from paged.backends.reference.writing import quantized, scale_of
 from paged.conformance import Subject, Violation
 from paged.conformance.compare import expected_pool
 from paged.conformance.fuzz import ANY, FEW, fails, fuzz, problems
-from paged.conformance.problem import scale_of
 from paged.conformance.subject import quick_options
 
 

@@ -37,23 +37,24 @@ class Addresses:
 
     def rows(
         self,
-        block: int,
-        slot: int | Sequence[int],
+        block: int | Int[np.ndarray, " slots"],
+        slot: int | Int[np.ndarray, " slots"],
         head: int,
         kind: int,
         width: int | None = None,
     ) -> Int[np.ndarray, "*slots width"]:
-        """Flat indices of the key or value row of one head in some slots of a block.
+        """Flat indices of the key or value row of one head in some slots.
 
         Args:
-            block: physical block.
-            slot: one slot, or several.
+            block: physical block, of each slot where there are several.
+            slot: one slot of it, or several.
             head: KV head.
             kind: `KEYS` or `VALUES`. In a latent cache both are the latent.
             width: entries of the row; all of them, padding included, by default.
         """
         stride = self.stride
-        start = block * stride["block"] + np.asarray(slot, np.int64) * stride["slot"]
+        block, slot = np.asarray(block, np.int64), np.asarray(slot, np.int64)
+        start = block * stride["block"] + slot * stride["slot"]
         if "latent" in stride:
             return start[..., None] + np.arange(width or self.width) * stride["latent"]
         start = start + head * stride["head"] + kind * stride["kv"]

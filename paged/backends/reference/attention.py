@@ -58,20 +58,31 @@ def oracle(
     for sequence in range(num_seqs):
         start, end, seq_len = starts[sequence], starts[sequence + 1], seq_lens[sequence]
         first_position = seq_len - (end - start)
+        spans = []
+        for token in range(start, end):
+            last = first_position + token - start
+            first = 0 if spec.window is None else max(0, last + 1 - spec.window)
+            if last >= 0:
+                spans.append((token, first, last))
+        if not spans:
+            continue
+        # All that some row of the sequence sees, and no more.
+        oldest, newest = min(first for _, first, _ in spans), max(last for _, _, last in spans)
         for kv_head in range(spec.num_kv_heads):
-            for token in range(start, end):
-                last = first_position + token - start
-                first = 0 if spec.window is None else max(0, last + 1 - spec.window)
-                if last < 0:
-                    continue
-                keys = _rows(numbers, where, table[sequence], first, last, kv_head, KEYS)
-                values = _rows(numbers, where, table[sequence], first, last, kv_head, VALUES)
-                keys = keys[:, : spec.head_dim] * k_scale[kv_head]
-                values = values[:, : spec.value_dim] * v_scale[kv_head]
+            keys = _rows(numbers, where, table[sequence], oldest, newest, kv_head, KEYS)
+            values = _rows(numbers, where, table[sequence], oldest, newest, kv_head, VALUES)
+            keys = keys[:, : spec.head_dim] * k_scale[kv_head]
+            values = values[:, : spec.value_dim] * v_scale[kv_head]
+            for token, first, last in spans:
+                seen = slice(first - oldest, last + 1 - oldest)
                 for head in range(kv_head * spec.group_size, (kv_head + 1) * spec.group_size):
                     sink = None if sink_logits is None else sink_logits[head]
                     out[token, head], lse[token, head] = _one_row(
-                        queries[token, head].astype(np.float64), keys, values, spec, sink
+                        queries[token, head].astype(np.float64),
+                        keys[seen],
+                        values[seen],
+                        spec,
+                        sink,
                     )
     return out, lse
 
@@ -86,20 +97,16 @@ def _rows(
     kind: int,
 ) -> Float[np.ndarray, "keys width"]:
     """Key or value rows at positions first..last of one sequence, as stored."""
-    positions = np.arange(first, last + 1)
-    block_size = where.size["slot"]
-    rows = []
     # Only the table entries that hold these positions are looked at.
-    for logical in range(first // block_size, last // block_size + 1):
-        slots = positions[positions // block_size == logical] % block_size
-        block = int(blocks[logical])
-        if not 0 <= block < where.size["block"]:
-            raise ValueError(
-                f"block_table: got block {block} for positions that are read, expected "
-                f"0 <= block < {where.size['block']}"
-            )
-        rows.append(numbers[where.rows(block, slots.tolist(), head, kind)])
-    return np.concatenate(rows).astype(np.float64)
+    logical, slots = np.divmod(np.arange(first, last + 1), where.size["slot"])
+    physical = blocks[logical]
+    outside = physical[(physical < 0) | (physical >= where.size["block"])]
+    if outside.size:
+        raise ValueError(
+            f"block_table: got block {outside[0]} for positions that are read, expected "
+            f"0 <= block < {where.size['block']}"
+        )
+    return numbers[where.rows(physical, slots, head, kind)].astype(np.float64)
 
 
 def _one_row(

@@ -1,4 +1,4 @@
-"""New tokens into their slots, one token and head at a time."""
+"""New tokens into their slots, one head at a time."""
 
 from typing import Any
 
@@ -22,43 +22,52 @@ def written(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> np.ndarr
     Raises:
         ValueError: a slot past the end of the pool.
     """
-    data = np.array(to_numpy(cache.data), order="C")
-    numbers = data.reshape(-1)
-    where = addresses(cache.layout, data.shape)
-    storage = dtype_name(data.dtype)
+    copy = cache.with_data(np.array(to_numpy(cache.data), order="C"))
+    write_into(copy, key, value, slot_mapping)
+    return copy.data
+
+
+def write_into(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> None:
+    """The same into the cache's own array, which is contiguous and numpy's."""
+    numbers = cache.data.reshape(-1)
+    where = addresses(cache.layout, cache.data.shape)
+    storage = dtype_name(cache.data.dtype)
     capacity = where.size["block"] * where.size["slot"]
+    slots = to_numpy(slot_mapping).astype(np.int64)
+    past_end = np.flatnonzero(slots >= capacity)
+    if past_end.size:
+        token = past_end[0]
+        raise ValueError(
+            f"slot_mapping[{token}]: got {slots[token]}, expected less than {capacity}"
+        )
+    kept = slots >= 0
+    block, offset = np.divmod(slots[kept], where.size["slot"])
     kinds = [(KEYS, to_numpy(key), cache.k_scale)]
     if value is not None:
         kinds.append((VALUES, to_numpy(value), cache.v_scale))
-    for token, slot in enumerate(to_numpy(slot_mapping).tolist()):
-        if slot < 0:
-            continue
-        if slot >= capacity:
-            raise ValueError(f"slot_mapping[{token}]: got {slot}, expected less than {capacity}")
-        block, offset = divmod(slot, where.size["slot"])
-        for kind, rows, scale in kinds:
-            for head, row in enumerate(rows[token]):
-                stored = quantized(row, _scale_of(scale, head), storage)
-                numbers[where.rows(block, offset, head, kind, row.size)] = stored
-    return data
+    for kind, rows, scale in kinds:
+        for head in range(rows.shape[1]):
+            stored = quantized(rows[kept, head], scale_of(scale, head), storage)
+            numbers[where.rows(block, offset, head, kind, rows.shape[2])] = stored
 
 
-def quantized(row: np.ndarray, scale: float, storage: str) -> np.ndarray:
-    """A row as the cache stores it.
+def quantized(rows: np.ndarray, scale: float, storage: str) -> np.ndarray:
+    """Rows as the cache stores them.
 
-    One-byte types keep row / scale, clipped to their range and rounded to nearest, ties to even.
+    One-byte types keep rows / scale, clipped to their range and rounded to nearest, ties to even.
     The range is symmetric: int8 holds -127..127 (-128 is never written), float8 up to its
-    largest finite number either side. Other types keep the row itself, rounded likewise.
+    largest finite number either side. Other types keep the rows themselves, rounded likewise.
     """
     dtype = storage_dtype(storage)
     if not is_quantized(storage):
-        return row.astype(dtype)
+        return rows.astype(dtype)
     limit = largest_finite(storage)
-    clipped = np.clip(row.astype(np.float64) / scale, -limit, limit)
+    clipped = np.clip(rows.astype(np.float64) / scale, -limit, limit)
     return (np.rint(clipped) if dtype.kind == "i" else clipped).astype(dtype)
 
 
-def _scale_of(scale: Any, head: int) -> float:
+def scale_of(scale: Any, head: int) -> float:
+    """One KV head's scale, in float64."""
     if scale is None:
         return 1.0
     scales = to_numpy(scale).astype(np.float32).reshape(-1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paged.conformance.arrays import as_bits
+from paged.conformance.arrays import differing
 from paged.conformance.case import Case
 from paged.conformance.compare import compare_pool, compare_rows
 from paged.conformance.problem import Problem, build
@@ -76,7 +76,7 @@ def require_same_bits(
     for name, one, other in zip(("out", "lse"), first, second, strict=True):
         if one is None or other is None:
             continue
-        differs = as_bits(one) != as_bits(other)
+        differs = differing(one, other)
         if differs.any():
             index = tuple(int(i) for i in np.argwhere(differs)[0])
             raise Violation(

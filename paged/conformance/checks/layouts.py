@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged.conformance.arrays import as_bits, to_numpy
+from paged.conformance.arrays import differing
 from paged.conformance.case import Case
 from paged.conformance.checks.attend import run
 from paged.conformance.compare import compare_pool, compare_rows, expected_pool
 from paged.conformance.problem import Problem, build
 from paged.conformance.subject import Subject
 from paged.conformance.verdict import NotRun, Refused, Violation
-from paged.layouts import Layout, convert, share_pool
+from paged.layouts import Layout, share_pool
 from paged.metadata import NO_SLOT
 from paged.spec import KVCacheSpec
 
@@ -30,13 +30,12 @@ def converted(subject: Subject, case: Case, layout: Layout, dtype: str, seed: in
     pool = after.cache.data
     cache_spec = case.setup.cache_spec(layout, dtype)
     for other in _other_layouts(subject, problem, dtype):
-        there = convert(subject.give(pool), layout, other, spec=cache_spec)
-        back = to_numpy(convert(there, other, layout, spec=cache_spec))
-        if (as_bits(back) != as_bits(pool)).any():
+        moved = subject.converted(pool, layout, other, cache_spec)
+        back = subject.converted(moved, other, layout, cache_spec)
+        if differing(back, pool).any():
             raise Violation("layout", f"{layout.name} to {other.name} and back is another cache")
         mirrored = build(case.setup, other, dtype, seed, case.name)
-        moved = to_numpy(there)
-        if (as_bits(moved) != as_bits(expected_pool(mirrored))).any():
+        if differing(moved, expected_pool(mirrored)).any():
             raise Violation("layout", f"{layout.name} converted to {other.name} is another cache")
         elsewhere = mirrored.with_pool(moved)
         out, lse = subject.attend(elsewhere)

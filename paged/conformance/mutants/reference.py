@@ -19,12 +19,13 @@ _TOTAL = "total = weights.sum() + (0.0 if sink is None else np.exp(sink - larges
 _OUT = "out = (weights[:, None] * values).sum(axis=0) / total"
 _LSE = "return out, float(largest + np.log(total))"
 _HISTORY = "first_position = seq_len - (end - start)"
-_BLOCK = "block = int(blocks[logical])"
-_TABLE_KEYS = "keys = _rows(numbers, where, table[sequence], first, last, kv_head, KEYS)"
-_TABLE_VALUES = "values = _rows(numbers, where, table[sequence], first, last, kv_head, VALUES)"
-_SLOTS = "enumerate(to_numpy(slot_mapping).tolist())"
+_BLOCK = "physical = blocks[logical]"
+_TABLE_KEYS = "keys = _rows(numbers, where, table[sequence], oldest, newest, kv_head, KEYS)"
+_TABLE_VALUES = "values = _rows(numbers, where, table[sequence], oldest, newest, kv_head, VALUES)"
+_SLOTS = "slots = to_numpy(slot_mapping).astype(np.int64)"
+_KEPT = "kept = slots >= 0"
 _ROUNDED = "np.rint(clipped) if"
-_CLIP = "np.clip(row.astype(np.float64) / scale, -limit, limit)"
+_CLIP = "np.clip(rows.astype(np.float64) / scale, -limit, limit)"
 
 MUTANTS: tuple[Mutant, ...] = (
     _attend(
@@ -78,13 +79,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "second logical block read as the first",
         "blocks",
         before=_BLOCK,
-        after="block = int(blocks[0 if logical == 1 else logical])",
+        after="physical = blocks[np.where(logical == 1, 0, logical)]",
     ),
     _attend(
         "physical blocks taken for neighbours",
         "blocks",
         before=_BLOCK,
-        after="block = (int(blocks[0]) + logical) % where.size['block']",
+        after="physical = (blocks[0] + logical) % where.size['block']",
     ),
     _attend(
         "table row of the neighbour",
@@ -101,8 +102,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _attend(
         "slots of a block in reverse",
         "blocks",
-        before="positions[positions // block_size == logical] % block_size",
-        after="block_size - 1 - positions[positions // block_size == logical] % block_size",
+        before="where.rows(physical, slots, head, kind)",
+        after="where.rows(physical, where.size['slot'] - 1 - slots, head, kind)",
     ),
     _attend(
         "neighbouring KV heads swapped",
@@ -239,31 +240,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "slot -1 written",
         "slots",
         before=_SLOTS,
-        after="enumerate((to_numpy(slot_mapping) % capacity).tolist())",
+        after=f"{_SLOTS} % capacity",
     ),
     _write(
         "null block written for slot -1",
         "slots",
         before=_SLOTS,
-        after="enumerate(np.maximum(to_numpy(slot_mapping), 0).tolist())",
+        after=f"{_SLOTS}.clip(0)",
     ),
     _write(
         "slot + 1",
         "slots",
-        before="divmod(slot, where.size",
-        after="divmod((slot + 1) % capacity, where.size",
+        before="np.divmod(slots[kept], where.size",
+        after="np.divmod((slots[kept] + 1) % capacity, where.size",
     ),
     _write(
         "stale last token",
         "slots",
-        before="        if slot < 0:",
-        after="        if slot == max(to_numpy(slot_mapping)):",
+        before=_KEPT,
+        after=f"{_KEPT}; kept &= slots != slots.max(initial=0)",
     ),
     _write(
         "only the first head written",
         "slots",
-        before="for head, row in enumerate(rows[token]):",
-        after="for head, row in enumerate(rows[token][:1]):",
+        before="for head in range(rows.shape[1]):",
+        after="for head in range(1):",
     ),
     _write("rounded towards zero", "quantised", before=_ROUNDED, after="np.trunc(clipped) if"),
     _write(
@@ -277,14 +278,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "not clipped",
         "quantised",
         before=_CLIP,
-        after="row.astype(np.float64) / scale",
+        after="rows.astype(np.float64) / scale",
         likely=("quantised/float8_e4m3fn_saturating", "quantised/*_saturating"),
     ),
     _write(
         "int8 clipped to -128",
         "quantised",
         before=_CLIP,
-        after="np.clip(row.astype(np.float64) / scale, -limit - (dtype.kind == 'i'), limit)",
+        after="np.clip(rows.astype(np.float64) / scale, -limit - (dtype.kind == 'i'), limit)",
         likely=("quantised/int8_saturating",),
     ),
     _write(
