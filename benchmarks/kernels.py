@@ -11,6 +11,8 @@ matrices of float32. `share` is the part of the lower of these two roofs that a 
 the time that the case's bytes take at the one rate, or its operations at the other, whichever is
 longer. `sdpa` is torch's attention over a dense
 cache, the query group packed into the query axis: (requests, KV heads, group, width), no paging.
+`flex` is torch's paged attention of today, `flex_attention` compiled over its `PagedAttention`, in
+decodes; each case compiles for some 15 s first.
 As in a model, a run is several layers with a cache each, one after the other in one program; times
 are of one layer. All that is read lies on large pages where the system has them, as a cache does
 that the backend allocated.
@@ -171,7 +173,47 @@ def peers(case: Case) -> dict[str, Call]:
             for key, value in zip(keys, values, strict=True)
         ]
 
-    return {**found, "sdpa": sdpa}
+    found["sdpa"] = sdpa
+    if case.name.startswith("decode/"):
+        found["flex"] = flex(case, query, keys, values)
+    return found
+
+
+def flex(case: Case, query: Any, keys: list[Any], values: list[Any]) -> Call:
+    """The same numbers in torch's pages, in an order of their own."""
+    import torch
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
+
+    seqs, width, tokens = case.num_seqs, case.seq_len, case.num_seqs * case.seq_len
+    pages = PagedAttention(tokens // case.block_size, case.block_size, seqs, device="cpu")
+    for seq in random.Random(0).sample(range(seqs), seqs):
+        pages.reserve(torch.tensor([seq]), torch.tensor([width]))
+    positions = torch.arange(width).expand(seqs, width).contiguous()
+    caches = []
+    for key, value in zip(keys, values, strict=True):
+        cache = [
+            torch.zeros(1, each.shape[1], tokens, each.shape[3]).to(key) for each in (key, value)
+        ]
+        pages.assign(torch.arange(seqs), positions, key, value, *cache)
+        for held in cache:
+            large_pages_at(held.data_ptr(), held.nbytes)
+        caches.append(cache)
+    mask = create_block_mask(
+        noop_mask, seqs, 1, 1, width, device="cpu", BLOCK_SIZE=(1, case.block_size)
+    )
+    mask = pages.convert_logical_block_mask(mask)
+    heads = query.reshape(seqs, case.spec.num_heads, 1, -1)
+    attend = torch.compile(flex_attention)
+
+    def layers() -> Any:
+        with torch.no_grad():
+            return [
+                attend(heads, *cache, block_mask=mask, scale=case.spec.scale, enable_gqa=True)
+                for cache in caches
+            ]
+
+    return layers
 
 
 def bytes_summed(case: Case) -> int:
