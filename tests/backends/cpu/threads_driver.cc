@@ -3,7 +3,6 @@
 
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -11,8 +10,7 @@
 #include <vector>
 
 #include "paths.h"
-#include "schedule.h"
-#include "threads.h"
+#include "step.h"
 
 namespace {
 
@@ -85,18 +83,8 @@ std::vector<float> run(Pool* pool, int threads) {
   call.out = results.data();
   call.lse = results.data() + query.size();
 
-  const paged::Kernels& kernels = *paged::find_path(0);
-  paged::Schedule plan = paged::schedule(call, kSeqs, threads);
-  const int64_t bytes = kernels.scratch_bytes(call, plan.most_queries, plan.most_heads);
   const auto to_pool = [&](auto task) { pool->schedule(task); };
-  paged::for_each_piece(int64_t(plan.items.size()), threads, to_pool, [&](int64_t piece) {
-    void* scratch = std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64));
-    kernels.attend(call, plan.items[size_t(piece)], static_cast<char*>(scratch));
-    std::free(scratch);
-  });
-  paged::for_each_piece(int64_t(plan.merges.size()), threads, to_pool, [&](int64_t piece) {
-    kernels.merge(call, plan.merges[size_t(piece)]);
-  });
+  paged::attend_step(call, kSeqs, tokens, kBlocks, *paged::find_path(0), threads, to_pool);
   return results;
 }
 
