@@ -12,7 +12,6 @@ _finish = partial(Mutant, module=f"{_SOURCES}/finish.h")
 _rows = partial(Mutant, module=f"{_SOURCES}/rows.h")
 _schedule = partial(Mutant, module=f"{_SOURCES}/schedule.cc")
 _step = partial(Mutant, module=f"{_SOURCES}/step.h")
-_handlers = partial(Mutant, module=f"{_SOURCES}/handlers.cc")
 _numbers = partial(Mutant, module=f"{_SOURCES}/numbers.h")
 _write = partial(Mutant, module=f"{_SOURCES}/write.h")
 
@@ -230,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
         before="panel{panels + key * dim,",
         after="panel{panels + 0 * key * dim,",
     ),
-    _handlers(
+    _step(
         "lse of padding is finite",
         "lse",
         before="call.lse[i] = -std::numeric_limits<float>::infinity();",

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cpu_cases import ESSENTIAL, passes
 
 from paged import AttentionSpec, KVCacheSpec, Layout, MetadataBuilder, UnsupportedError, resolve
 from paged.backends.cpu.backend import PATH_VARIABLE, CpuBackend
 from paged.backends.cpu.build import SOURCES, BuildError, build, digest, paths_here
 from paged.backends.cpu.library import Library, load_library
 from paged.backends.reference import ReferenceBackend
-from paged.conformance import Subject, run_conformance
 from paged.conformance.fuzz import FEW, fuzz
 from paged.conformance.subject import quick_options
 from paged.layouts import FLASHINFER, LAYOUTS, KVCache
@@ -28,28 +28,6 @@ if isinstance(LIBRARY, str):
     pytest.skip(f"the cpu backend: {LIBRARY}", allow_module_level=True)
 PATHS = LIBRARY.paths
 HERE = Path(__file__).parent
-
-# One case of each thing that the kernels do in a way of their own.
-ESSENTIAL = (
-    *(
-        "batch/mixed",
-        "batch/full",
-        "batch/invariance",
-        "lengths/query_tiles",
-        "lengths/tiles_rising",
-    ),
-    *("memory/nan", "window/8", "window/decode", "sinks/cap_window", "lse/split_3072_and_64"),
-    *("quantised/*_per_head", "quantised/*_saturating", "dtype/float16", "head_dim/33"),
-    *("heads/group_5", "heads/48_to_1", "block_size/1", "block_size/manager_32_kernel_16"),
-    *("slots/*", "logits/both_signs", "soft_cap/2"),
-)
-
-
-def passes(backend, **asked):
-    subject = Subject(backend, compiler_options=quick_options())
-    report = run_conformance(subject, **asked)
-    assert [str(failure) for failure in report.failures] == []
-    assert report.summary["passed"]
 
 
 def a_step(requests, block_size, *, num_blocks, rng):

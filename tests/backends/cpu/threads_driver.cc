@@ -3,7 +3,6 @@
 
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -85,8 +84,7 @@ std::vector<float> run(Pool* pool, int threads) {
   call.lse = results.data() + query.size();
 
   const auto to_pool = [&](auto task) { pool->schedule(task); };
-  const int64_t missing = paged::attend_all(call, kSeqs, *paged::find_path(0), threads, to_pool);
-  if (missing != 0) std::abort();
+  paged::attend_step(call, kSeqs, tokens, kBlocks, *paged::find_path(0), threads, to_pool);
   return results;
 }
 

@@ -1,8 +1,6 @@
-// What XLA calls. Everything is checked before a kernel sees an address: shapes and types that the
-// caller checked already, and the values of the step, which only show here.
+// What XLA calls. Everything is checked before a kernel sees an address: shapes and types, which the
+// caller checked already, here; the values of the step, which only show now, in step.h.
 
-#include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,16 +12,6 @@ namespace ffi = xla::ffi;
 
 namespace paged {
 namespace {
-
-struct Refused {
-  std::string why;
-};
-
-std::string text(int64_t number) { return std::to_string(number); }
-
-void require(bool holds, const std::string& why) {
-  if (!holds) throw Refused{why};
-}
 
 Type type_of(const char* name, ffi::DataType type) {
   switch (type) {
@@ -99,47 +87,6 @@ int64_t threads_of(const ffi::ThreadPool& pool, int64_t most) {
   return most > 0 && most < threads ? most : threads;
 }
 
-void check_step(
-    const Attend& call, int64_t seqs, int64_t tokens, int64_t num_blocks) {
-  require(
-      call.starts[0] == 0, "query_start_loc[0]: got " + text(call.starts[0]) + ", expected 0");
-  for (int64_t seq = 0; seq < seqs; ++seq) {
-    const int64_t start = call.starts[seq], end = call.starts[seq + 1];
-    require(
-        start <= end && end <= tokens,
-        "query_start_loc[" + text(seq + 1) + "]: got " + text(end) + ", expected " + text(start) +
-            " to " + text(tokens));
-    if (start == end) continue;
-    const int64_t seq_len = call.seq_lens[seq], query_len = end - start;
-    const int64_t room = call.table_width * call.block_size;
-    require(
-        query_len <= seq_len && seq_len <= room,
-        "seq_lens[" + text(seq) + "]: got " + text(seq_len) + ", expected " + text(query_len) +
-            " (its query length) to " + text(room) + " (what its table has room for)");
-    const int64_t first = seq_len - query_len + 1 - call.window;
-    const int64_t begin = call.window == 0 || first < 0 ? 0 : first / call.block_size;
-    for (int64_t column = begin; column <= (seq_len - 1) / call.block_size; ++column) {
-      const int64_t block = call.table[seq * call.table_width + column];
-      require(
-          block >= 0 && block < num_blocks,
-          "block_table[" + text(seq) + ", " + text(column) + "]: got block " + text(block) +
-              ", expected 0 <= block < " + text(num_blocks));
-    }
-  }
-}
-
-// Rows of padding belong to no sequence.
-void clear_padding(const Attend& call, int64_t begin, int64_t tokens) {
-  const size_t size = call.query_type == Type::kFloat32 ? 4 : 2;
-  const int64_t row = call.heads() * call.value_dim;
-  std::memset(
-      static_cast<char*>(call.out) + size_t(begin * row) * size, 0,
-      size_t((tokens - begin) * row) * size);
-  for (int64_t i = begin * call.heads(); i < tokens * call.heads(); ++i) {
-    call.lse[i] = -std::numeric_limits<float>::infinity();
-  }
-}
-
 ffi::Error attend(
     ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer cache,
     ffi::Buffer<ffi::S32> block_table, ffi::Buffer<ffi::S32> seq_lens,
@@ -199,20 +146,13 @@ ffi::Error attend(
     call.out = out->untyped_data();
     call.lse = lse->typed_data();
     const Kernels& kernels = kernels_of(path);
-    check_step(call, seqs, tokens, num_blocks);
-    clear_padding(call, call.starts[seqs], tokens);
     const auto to_pool = [&](auto task) { pool.Schedule(std::move(task)); };
-    const int64_t missing =
-        attend_all(call, seqs, kernels, threads_of(pool, most_threads), to_pool);
-    require(missing == 0, "memory: none left for " + text(missing) + " bytes of scratch a thread");
+    attend_step(call, seqs, tokens, num_blocks, kernels, threads_of(pool, most_threads), to_pool);
   } catch (const Refused& refused) {
     return ffi::Error(ffi::ErrorCode::kInvalidArgument, refused.why);
   }
   return ffi::Error::Success();
 }
-
-// Tokens of a piece of a write: small enough to share out a prefill, large enough for one decode.
-constexpr int64_t kPieceTokens = 64;
 
 ffi::Error write(
     ffi::ThreadPool pool, ffi::AnyBuffer key, ffi::AnyBuffer value,
@@ -249,19 +189,8 @@ ffi::Error write(
     require_strides(
         call.strides, int64_t(cache->element_count()), num_blocks, block_size, call.heads, call.dim);
     const Kernels& kernels = kernels_of(path);
-    for (int64_t token = 0; token < tokens; ++token) {
-      const int64_t slot = call.slots[token];
-      require(
-          slot >= -1 && slot < num_blocks * block_size,
-          "slot_mapping[" + text(token) + "]: got " + text(slot) + ", expected -1 <= slot < " +
-              text(num_blocks * block_size));
-    }
-    const int64_t pieces = (tokens + kPieceTokens - 1) / kPieceTokens;
     const auto to_pool = [&](auto task) { pool.Schedule(std::move(task)); };
-    for_each_piece(pieces, threads_of(pool, most_threads), to_pool, [&](int64_t piece) {
-      const int64_t begin = piece * kPieceTokens;
-      kernels.write(call, begin, begin + kPieceTokens < tokens ? begin + kPieceTokens : tokens);
-    });
+    write_step(call, tokens, num_blocks, kernels, threads_of(pool, most_threads), to_pool);
   } catch (const Refused& refused) {
     return ffi::Error(ffi::ErrorCode::kInvalidArgument, refused.why);
   }

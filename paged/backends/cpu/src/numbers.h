@@ -7,6 +7,8 @@
 #include "lanes.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace paged {
@@ -25,6 +27,20 @@ PAGED_INLINE Ints widened(Bytes x) { return (Ints)_mm256_cvtepi8_epi32(low_half(
 PAGED_INLINE Words widened(Halves x) { return (Words)_mm256_cvtepu16_epi32((__m128i)x); }
 PAGED_INLINE Halves to_halves(Bytes x) { return (Halves)_mm_cvtepi8_epi16(low_half((int64_t)x)); }
 PAGED_INLINE Floats from_float16(Halves x) { return (Floats)_mm256_cvtph_ps((__m128i)x); }
+#elif defined(__aarch64__) && PAGED_LANES == 4
+PAGED_INLINE int16x4_t short_ints(Bytes x) {
+  return vget_low_s16(vmovl_s8(vcreate_s8(uint32_t((int32_t)x))));
+}
+PAGED_INLINE Ints widened(Bytes x) { return (Ints)vmovl_s16(short_ints(x)); }
+PAGED_INLINE Words widened(Halves x) { return (Words)vmovl_u16((uint16x4_t)x); }
+PAGED_INLINE Halves to_halves(Bytes x) { return (Halves)short_ints(x); }
+// Not `vcvt_f32_f16`: to GCC 12 that reads the state of the processor, for which it stores all sums
+// that are under way.
+PAGED_INLINE Floats from_float16(Halves x) {
+  Floats numbers;
+  __asm__("fcvtl %0.4s, %1.4h" : "=w"(numbers) : "w"(x));
+  return numbers;
+}
 #else
 PAGED_INLINE Ints widened(Bytes x) { return __builtin_convertvector(x, Ints); }
 PAGED_INLINE Words widened(Halves x) { return __builtin_convertvector(x, Words); }
@@ -43,6 +59,14 @@ PAGED_INLINE Floats from_float16(Halves x) {
 }
 #endif
 
+PAGED_INLINE Floats from_bfloat16(Halves x) {
+#if defined(__aarch64__) && PAGED_LANES == 4
+  return (Floats)vshll_n_u16((uint16x4_t)x, 16);
+#else
+  return as_floats(widened(x) << 16);
+#endif
+}
+
 // One stored type: `Stored` in memory, `read` kLanes of them, `encoded` one.
 struct Float32 {
   using Stored = float;
@@ -53,7 +77,7 @@ struct Float32 {
 struct BFloat16 {
   using Stored = uint16_t;
   static PAGED_INLINE Floats read(const Stored* at) {
-    return as_floats(widened(load<Halves>(at)) << 16);
+    return from_bfloat16(load<Halves>(at));
   }
   static PAGED_INLINE Stored encoded(float x) {
     uint32_t bits;

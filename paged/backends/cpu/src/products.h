@@ -14,14 +14,19 @@
 namespace paged {
 namespace {
 
-// Rows and vectors of the block of a result. AVX-512 and NEON have 32 registers: 24 for the block, 4
-// for a row of the matrix, one for a number of the other; AVX2 has 16: 12, 2 and one.
+// Rows and vectors of the block of a result. AVX-512 has 32 registers: 24 for the block, 4 for a row of
+// the matrix, one for a number of the other; AVX2 has 16: 12, 2 and one. NEON has 32 too, but GCC 12
+// loads the numbers of all rows before it uses one: 20, 4 and 5, where 24, 4 and 6 would not fit.
 #if PAGED_LANES == 8
 constexpr int kBlockVectors = 2;
 #else
 constexpr int kBlockVectors = 4;
 #endif
+#if defined(__aarch64__)
+constexpr int kBlockRows = 5;
+#else
 constexpr int kBlockRows = 6;
+#endif
 constexpr int64_t kBlockColumns = kBlockVectors * kLanes;
 
 // Rows at addresses of their own: those of a cache.
@@ -56,15 +61,25 @@ constexpr bool kMultipliesBFloat16 = false;
 PAGED_INLINE Floats add_products(Floats sum, const uint16_t*, const uint16_t*) { return sum; }
 #endif
 
-// logits[r][k] = queries[r] . keys[k] for kRows queries and kLanes / kRows keys. Queries in bfloat16
+// Keys that `dots` takes at once: one vector of sums for all queries, or, where registers hold that
+// many, one for each query. NEON's short vectors need both: four products at a time wait for each other.
+#if defined(__aarch64__)
+template <int kRows>
+constexpr int kKeysOfRows = kLanes;
+#else
+template <int kRows>
+constexpr int kKeysOfRows = kLanes / kRows;
+#endif
+
+// logits[r][k] = queries[r] . keys[k] for kRows queries and kKeysOfRows<kRows> keys. Queries in bfloat16
 // only for keys in it, where such are multiplied, and for widths that are multiples of 2 * kLanes.
 template <int kRows, typename Query, typename Rows>
 PAGED_INLINE void dot_block(
     const Query* queries, int64_t query_step, const Rows& keys, int64_t key, int64_t dim,
     float* logits, int64_t logit_step, const Fetch& fetch) {
   using T = typename Rows::Type;
-  constexpr int kKeys = kLanes / kRows;
-  Floats products[kLanes] = {};
+  constexpr int kKeys = kKeysOfRows<kRows>;
+  Floats products[kRows * kKeys] = {};
   const typename T::Stored* at[kKeys];
   for (int k = 0; k < kKeys; ++k) at[k] = keys[key + k];
   constexpr bool kIsNarrow = std::is_same_v<Query, uint16_t>;
@@ -99,9 +114,10 @@ PAGED_INLINE void dot_block(
     }
   }
   while (fetched < kKeys) fetch.row(key + fetched++);
-  const Floats totals = sums(products);
+  Floats totals[kRows * kKeys / kLanes];
+  for (int i = 0; i < kRows * kKeys; i += kLanes) totals[i / kLanes] = sums(products + i);
   for (int r = 0; r < kRows; ++r) {
-    std::memcpy(logits + r * logit_step, (const float*)&totals + r * kKeys, kKeys * 4);
+    std::memcpy(logits + r * logit_step, (const float*)totals + r * kKeys, kKeys * 4);
   }
 }
 
@@ -109,7 +125,7 @@ template <int kRows, typename Query, typename Rows>
 PAGED_INLINE void dot_rows(
     const Query* queries, int64_t query_step, const Rows& keys, int64_t count, int64_t dim,
     float* logits, int64_t logit_step, Fetch fetch) {
-  constexpr int kKeys = kLanes / kRows;
+  constexpr int kKeys = kKeysOfRows<kRows>;
   for (int64_t key = 0; key < count; key += kKeys) {
     dot_block<kRows>(queries, query_step, keys, key, dim, logits + key, logit_step, fetch);
   }
