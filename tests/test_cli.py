@@ -378,3 +378,10 @@ def test_the_latent_model_that_ships_is_planned_by_its_name():
     assert found["layout"] == "mla"
     # Three layers of 32 + 16 numbers in bfloat16.
     assert found["bytes_per_token"] == 3 * (32 + 16) * 2
+
+
+def test_the_package_runs_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "paged", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "conform" in done.stdout

@@ -154,6 +154,10 @@ def test_a_target_that_the_backend_does_not_run_on():
         (("blocks=failing:Missing",), "factory: failing has no 'Missing'"),
         (("blocks", "--case", "windows"), "cases: no case is named 'windows'"),
         (("xla", "--layout", "nhd"), "layout: got 'nhd', expected one of flash_attn"),
+        (
+            ("pallas_tpu", "--interpret", "--layout", "flash_attn"),
+            "layout: got 'flash_attn', which backend pallas_tpu does not claim",
+        ),
         (("xla", "--case", "windows"), "cases: no case is named 'windows'"),
         (("xla", "--dtype", "f32"), "dtype: got 'f32', expected one of float32"),
         (("xla", "--target", "gpu"), "target: got 'gpu', expected one of cpu"),
@@ -221,3 +225,8 @@ def test_a_real_process_is_quiet_where_nobody_watches(tmp_path):
     assert done.returncode == 1, done.stderr
     assert done.stderr == ""
     assert "fail 1" in done.stdout
+
+
+def test_a_run_of_no_case_is_no_success():
+    done = run("reference", "--layout", "flashinfer", "--case", "mla/*", code=1)
+    assert "reference: no case was run" in done.stderr

@@ -129,6 +129,7 @@ class KernelBackend(ABC):
         """See `Backend.attend`."""
         check_cache(cache)
         check_arrays(query=query)
+        check_metadata(metadata)
         target = jax.default_backend() if self.platform == "any" else self.platform
         cache_spec = KVCacheSpec.of(spec, block_size=cache.block_size, dtype=cache.dtype)
         reasons = self.unsupported(
@@ -177,6 +178,18 @@ def check_cache(cache: Any) -> None:
     if not isinstance(cache, KVCache):
         raise ValueError(f"cache: got {_named(cache)}, expected a KVCache")
     check_arrays(**{"cache.data": cache.data})
+
+
+def check_metadata(metadata: Any) -> None:
+    """Metadata is an `AttentionMetadata`.
+
+    Raises:
+        ValueError: naming what was given instead.
+    """
+    if not isinstance(metadata, AttentionMetadata):
+        within = getattr(metadata, "metadata", None)
+        hint = "; its `metadata` is one" if isinstance(within, AttentionMetadata) else ""
+        raise ValueError(f"metadata: got {_named(metadata)}, expected an AttentionMetadata{hint}")
 
 
 def check_arrays(**arguments: Any) -> None:

@@ -145,7 +145,7 @@ def _conform(asked: tuple[str, ...], ask: _Ask, files: dict[str, str | None]) ->
         if asked
         else usable_backends(interpret=ask.interpret)
     )
-    _check(ask, has_backends=bool(backends))
+    _check(ask, backends, named=bool(asked))
     for name, reason in left_out.items():
         note(f"{name} left out: {reason}")
     if ask.interpret:
@@ -170,10 +170,13 @@ def _conform(asked: tuple[str, ...], ask: _Ask, files: dict[str, str | None]) ->
         _write("html", file, to_html(runs, environment, left_out=left_out))
     if file := files["junit"]:
         _write("junit", file, to_junit(runs))
-    return not any(run.failures for run in runs)
+    empty = [run.name for run in runs if not run.has_tested]
+    for name in empty:
+        note(f"{name}: no case was run, so that nothing is shown; the table says why")
+    return not empty and not any(run.failures for run in runs)
 
 
-def _check(ask: _Ask, *, has_backends: bool) -> None:
+def _check(ask: _Ask, backends: dict[str, Any], *, named: bool) -> None:
     from paged.backends.registry import TARGETS
     from paged.conformance import select
     from paged.dtypes import COMPUTE_DTYPES
@@ -185,8 +188,19 @@ def _check(ask: _Ask, *, has_backends: bool) -> None:
         if name not in COMPUTE_DTYPES:
             raise ValueError(f"dtype: got {name!r}, expected one of {', '.join(COMPUTE_DTYPES)}")
     for name in ask.layouts:
-        get_layout(name)
-    if has_backends:
+        layout = get_layout(name)
+        for backend in backends.values():
+            if (
+                named
+                and layout not in backend.layouts
+                and not getattr(backend, "any_layout", False)
+            ):
+                claimed = ", ".join(layout.name for layout in backend.layouts)
+                raise ValueError(
+                    f"layout: got {name!r}, which backend {backend.name} does not claim, expected "
+                    f"one of {claimed}"
+                )
+    if backends:
         select(ask.cases)
 
 

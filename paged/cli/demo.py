@@ -96,7 +96,14 @@ def compare(model: str, max_tokens: int) -> tuple[list[str], list[Row]]:
         refused: dict[str, str] = {}
         for layout in backend.layouts:
             try:
-                llm = LLM(loaded, tokenizer=tokenizer, layout=layout, backend=backend)
+                # No more rows, hence blocks, than there are prompts: `reference` moves them all.
+                llm = LLM(
+                    loaded,
+                    tokenizer=tokenizer,
+                    layout=layout,
+                    backend=backend,
+                    max_num_seqs=len(PROMPTS),
+                )
             except UnsupportedError as error:
                 # A latent layout for a model with keys and values is no loss worth a remark.
                 if layout.is_latent == loaded.attention_specs[0].is_latent:

@@ -91,6 +91,15 @@ class Run:
         """The results that failed."""
         return tuple(result for result in self.results if result.status == "failed")
 
+    @property
+    def has_tested(self) -> bool:
+        """Whether anything was shown: a case that ran, or a wrong ask that was refused."""
+        return any(
+            result.status in ("passed", "failed")
+            or (result.status == "refused" and result.is_wrong_ask)
+            for result in self.results
+        )
+
 
 def of_backend(
     report: Report,

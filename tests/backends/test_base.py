@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged import AttentionMetadata, AttentionOutput, AttentionSpec, KVCache, KVCacheSpec
+from paged import (
+    AttentionMetadata,
+    AttentionOutput,
+    AttentionSpec,
+    KVCache,
+    KVCacheSpec,
+    MetadataBuilder,
+    resolve,
+)
 from paged.backends import Backend, Capabilities, KernelBackend, UnsupportedError
 from paged.layouts import MLA, PACKED, PALLAS, Layout
 
@@ -272,3 +280,18 @@ def test_an_interpreter_is_a_yes_a_no_or_its_parameters(interpret):
     with pytest.raises(ValueError, match=expected):
         PallasTpuBackend(interpret=interpret)
     assert PallasTpuBackend(interpret=True).interpreted().interpret
+
+
+def test_a_whole_step_is_no_metadata():
+    """What `MetadataBuilder.build` gives holds it."""
+    spec = AttentionSpec(4, 2, 8, 0.5)
+    attention = resolve(spec, backend="reference", layout="flashinfer")
+    cache = attention.allocate(num_blocks=2, block_size=4)
+    step = MetadataBuilder(4).build(
+        [(0, 1)], block_table=np.array([[1]], np.int32), num_computed=np.array([0])
+    )
+    query = np.zeros((step.metadata.num_tokens, 4, 8), np.float32)
+    with pytest.raises(ValueError, match=r"metadata: got a Step, .* its `metadata` is one"):
+        attention.attend(query, cache, step)
+    with pytest.raises(ValueError, match=r"metadata: got None, expected an AttentionMetadata$"):
+        attention.attend(query, cache, None)

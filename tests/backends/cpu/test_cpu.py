@@ -452,3 +452,22 @@ def test_jit_and_donation_over_steps():
     _, (out, lse) = both(cache, query, key, value, step.metadata.map(jnp.asarray))
     np.testing.assert_allclose(out, expected.out, atol=2e-6)
     np.testing.assert_allclose(lse, expected.lse, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "scale"), [(2e19, 4e-38), (3e-20, 1e38)])
+def test_a_scale_that_brings_products_back_into_range(size, scale):
+    """Numbers in bfloat16 whose products overflow float32, or vanish in it, before the scale."""
+    spec, rng = AttentionSpec(1, 1, 64, scale), np.random.default_rng(1)
+    key, value, query = (
+        jnp.asarray(rng.standard_normal((n, 1, 64)) * factor, "bfloat16")
+        for n, factor in ((16, size), (16, 1), (8, size))  # queries padded to 8
+    )
+    cache = KVCache.allocate(KVCacheSpec.of(spec, block_size=16, dtype="bfloat16"), FLASHINFER, 2)
+    cache = CpuBackend().write(cache, key, value, jnp.arange(16, 32, dtype=jnp.int32))
+    step = MetadataBuilder(16).build(
+        [(0, 1)], block_table=np.array([[1]], np.int32), num_computed=np.array([15])
+    )
+    found = CpuBackend().attend(query, cache, step.metadata.map(jnp.asarray), spec).lse[0, 0]
+    logits = np.asarray(key, np.float64)[:, 0] @ np.asarray(query, np.float64)[0, 0] * scale
+    expected = logits.max() + np.log(np.exp(logits - logits.max()).sum())
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

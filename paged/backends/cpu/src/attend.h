@@ -88,8 +88,10 @@ struct Worker {
         value_dim(padded(call.value_dim)),
         is_latent(call.strides.to_value == 0) {
     const int64_t query_len = call.starts[item.seq + 1] - call.starts[item.seq];
-    // Such products are exact, and so are those of numbers converted to float32 before.
-    is_narrow = kMultipliesBFloat16 && std::is_same_v<T, BFloat16> &&
+    // Such products are exact, and so are those of numbers converted to float32 before. The scale
+    // comes after the sum; with one far from 1 go numbers whose products leave float32's range.
+    is_narrow = call.scale >= 0x1p-20f && call.scale <= 0x1p20f && kMultipliesBFloat16 &&
+                std::is_same_v<T, BFloat16> &&
                 call.query_type == Type::kBFloat16 && call.dim % (2 * kLanes) == 0 &&
                 call.strides.dim == 1 && rows < kRowsToPack;
     first_position = call.seq_lens[item.seq] - query_len + item.query_begin;

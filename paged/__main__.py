@@ -1,0 +1,5 @@
+"""`python -m paged`: the `paged` command."""
+
+from paged.cli import main
+
+main()
