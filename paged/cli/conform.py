@@ -70,7 +70,9 @@ def conform(
         ),
     ] = False,
 ) -> None:
-    """Test backends, or block managers, against the contract; exit code 1 if anything fails.
+    """Test backends, or block managers, against the contract.
+
+    The exit code is 1 if anything fails, or if no case ran.
 
     \b
     Example:
