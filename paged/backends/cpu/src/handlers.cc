@@ -22,17 +22,17 @@ Type type_of(const char* name, ffi::DataType type) {
     case ffi::DataType::F8E5M2: return Type::kFloat8E5M2;
     case ffi::DataType::S8: return Type::kInt8;
     default:
-      throw Refused{
-          std::string(name) + ": got element type " + text(int64_t(type)) +
-          ", expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8"};
+      refuse(
+          name, ": got element type ", int64_t(type),
+          ", expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8");
   }
 }
 
 Type compute_type(const char* name, ffi::DataType type) {
   const Type found = type_of(name, type);
   require(
-      found == Type::kFloat32 || found == Type::kFloat16 || found == Type::kBFloat16,
-      std::string(name) + ": got an 8-bit type, expected float32, float16 or bfloat16");
+      found == Type::kFloat32 || found == Type::kFloat16 || found == Type::kBFloat16, name,
+      ": got an 8-bit type, expected float32, float16 or bfloat16");
   return found;
 }
 
@@ -43,9 +43,9 @@ void require_shape(const char* name, ffi::Span<const int64_t> got, std::vector<i
     return "(" + all + ")";
   };
   const std::vector<int64_t> sizes(got.begin(), got.end());
-  require(
-      sizes == expected,
-      std::string(name) + ": got shape " + listed(sizes) + ", expected " + listed(expected));
+  if (sizes != expected) {
+    refuse(name, ": got shape ", listed(sizes), ", expected ", listed(expected));
+  }
 }
 
 // A scale is absent (no entry), one for all heads, or one for each.
@@ -53,8 +53,7 @@ const float* scale_of(
     const char* name, const ffi::Buffer<ffi::F32>& scale, int64_t heads, int64_t* step) {
   const int64_t count = int64_t(scale.element_count());
   require(
-      count <= 1 || count == heads,
-      std::string(name) + ": got " + text(count) + " numbers, expected 0, 1 or " + text(heads));
+      count <= 1 || count == heads, name, ": got ", count, " numbers, expected 0, 1 or ", heads);
   *step = count > 1 ? 1 : 0;
   return count == 0 ? nullptr : scale.typed_data();
 }
@@ -64,20 +63,19 @@ void require_strides(
     const Strides& strides, int64_t elements, int64_t num_blocks, int64_t block_size, int64_t heads,
     int64_t dim) {
   const int64_t sizes[] = {num_blocks, block_size, heads, dim};
-  for (const int64_t size : sizes) require(size > 0, "cache: got an axis of " + text(size));
+  for (const int64_t size : sizes) require(size > 0, "cache: got an axis of ", size);
   const int64_t steps[] = {
       strides.block, strides.slot, strides.head, strides.dim, strides.to_value};
   // In 128 bits: nothing that is asked for may wrap.
   __int128 last = strides.to_value;
-  for (int i = 0; i < 5; ++i) require(steps[i] >= 0, "strides: got " + text(steps[i]));
+  for (int i = 0; i < 5; ++i) require(steps[i] >= 0, "strides: got ", steps[i]);
   for (int i = 0; i < 4; ++i) last += __int128(sizes[i] - 1) * steps[i];
-  require(
-      last < elements, "strides: reach past the " + text(elements) + " elements of the cache");
+  require(last < elements, "strides: reach past the ", elements, " elements of the cache");
 }
 
 const Kernels& kernels_of(int64_t path) {
   const Kernels* kernels = find_path(path);
-  require(kernels != nullptr, "path: got " + text(path) + ", which this machine does not run");
+  require(kernels != nullptr, "path: got ", path, ", which this machine does not run");
   return *kernels;
 }
 
@@ -97,19 +95,17 @@ ffi::Error attend(
     float soft_cap, int64_t path, int64_t most_threads) {
   try {
     const auto shape = query.dimensions();
-    require(shape.size() == 3, "query: got " + text(shape.size()) + " dimensions, expected 3");
+    require(shape.size() == 3, "query: got ", shape.size(), " dimensions, expected 3");
     const int64_t tokens = shape[0], heads = shape[1], dim = shape[2];
     require(
-        kv_heads > 0 && heads % kv_heads == 0,
-        "query: got " + text(heads) + " heads, expected a multiple of " + text(kv_heads));
+        kv_heads > 0 && heads % kv_heads == 0, "query: got ", heads, " heads, expected a multiple of ", kv_heads);
     require(
-        value_dim > 0 && value_dim <= dim,
-        "value_dim: got " + text(value_dim) + ", expected 1 to " + text(dim));
-    require(window >= 0, "window: got " + text(window));
-    require(strides.size() == 5, "strides: got " + text(strides.size()) + ", expected 5");
+        value_dim > 0 && value_dim <= dim, "value_dim: got ", value_dim, ", expected 1 to ", dim);
+    require(window >= 0, "window: got ", window);
+    require(strides.size() == 5, "strides: got ", strides.size(), ", expected 5");
     require(
-        block_table.dimensions().size() == 2,
-        "block_table: got " + text(block_table.dimensions().size()) + " dimensions, expected 2");
+        block_table.dimensions().size() == 2, "block_table: got ", block_table.dimensions().size(),
+        " dimensions, expected 2");
     const int64_t seqs = block_table.dimensions()[0];
     require_shape("seq_lens", seq_lens.dimensions(), {seqs});
     require_shape("query_start_loc", query_start_loc.dimensions(), {seqs + 1});
@@ -137,8 +133,8 @@ ffi::Error attend(
     call.v_scale = scale_of("v_scale", v_scale, kv_heads, &call.v_scale_step);
     const int64_t num_sinks = int64_t(sinks.element_count());
     require(
-        num_sinks == 0 || num_sinks == heads,
-        "sinks: got " + text(num_sinks) + " numbers, expected 0 or " + text(heads));
+        num_sinks == 0 || num_sinks == heads, "sinks: got ", num_sinks,
+        " numbers, expected 0 or ", heads);
     call.sinks = num_sinks == 0 ? nullptr : sinks.typed_data();
     call.scale = scale;
     call.soft_cap = soft_cap;
@@ -162,11 +158,11 @@ ffi::Error write(
     int64_t path, int64_t most_threads) {
   try {
     const auto shape = key.dimensions();
-    require(shape.size() == 3, "key: got " + text(shape.size()) + " dimensions, expected 3");
+    require(shape.size() == 3, "key: got ", shape.size(), " dimensions, expected 3");
     const int64_t tokens = shape[0];
     require_shape("slot_mapping", slot_mapping.dimensions(), {tokens});
     if (!is_latent) require_shape("value", value.dimensions(), {tokens, shape[1], shape[2]});
-    require(strides.size() == 5, "strides: got " + text(strides.size()) + ", expected 5");
+    require(strides.size() == 5, "strides: got ", strides.size(), ", expected 5");
     require(
         cache_before.untyped_data() == cache->untyped_data(),
         "cache: expected the result in the place of the argument");

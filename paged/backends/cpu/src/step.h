@@ -18,9 +18,18 @@ struct Refused {
 };
 
 inline std::string text(int64_t number) { return std::to_string(number); }
+inline std::string text(const char* words) { return words; }
+inline std::string text(const std::string& words) { return words; }
 
-inline void require(bool holds, const std::string& why) {
-  if (!holds) throw Refused{why};
+template <typename... Pieces>
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(Pieces... why) {
+  throw Refused{(text(why) + ...)};
+}
+
+// The message is put together only where it is needed: a step has thousands of blocks to check.
+template <typename... Pieces>
+inline void require(bool holds, Pieces... why) {
+  if (__builtin_expect(!holds, 0)) refuse(why...);
 }
 
 // Memory of a thread that outlives a call: a new one would be mapped, page by page, each time.
@@ -35,35 +44,32 @@ inline char* scratch_of_this_thread(int64_t bytes) {
     std::free(held.memory);
     held.memory = static_cast<char*>(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64)));
     held.size = held.memory == nullptr ? 0 : bytes;
-    require(held.memory != nullptr, "memory: none left for " + text(bytes) + " bytes of scratch");
+    require(held.memory != nullptr, "memory: none left for ", bytes, " bytes of scratch");
   }
   return held.memory;
 }
 
 inline void check_attend(const Attend& call, int64_t seqs, int64_t tokens, int64_t num_blocks) {
-  require(
-      call.starts[0] == 0, "query_start_loc[0]: got " + text(call.starts[0]) + ", expected 0");
+  require(call.starts[0] == 0, "query_start_loc[0]: got ", call.starts[0], ", expected 0");
   for (int64_t seq = 0; seq < seqs; ++seq) {
     const int64_t start = call.starts[seq], end = call.starts[seq + 1];
     require(
-        start <= end && end <= tokens,
-        "query_start_loc[" + text(seq + 1) + "]: got " + text(end) + ", expected " + text(start) +
-            " to " + text(tokens));
+        start <= end && end <= tokens, "query_start_loc[", seq + 1, "]: got ", end, ", expected ",
+        start, " to ", tokens);
     if (start == end) continue;
     const int64_t seq_len = call.seq_lens[seq], query_len = end - start;
     const int64_t room = call.table_width * call.block_size;
     require(
-        query_len <= seq_len && seq_len <= room,
-        "seq_lens[" + text(seq) + "]: got " + text(seq_len) + ", expected " + text(query_len) +
-            " (its query length) to " + text(room) + " (what its table has room for)");
+        query_len <= seq_len && seq_len <= room, "seq_lens[", seq, "]: got ", seq_len,
+        ", expected ", query_len, " (its query length) to ", room,
+        " (what its table has room for)");
     const int64_t first = seq_len - query_len + 1 - call.window;
     const int64_t begin = call.window == 0 || first < 0 ? 0 : first / call.block_size;
     for (int64_t column = begin; column <= (seq_len - 1) / call.block_size; ++column) {
       const int64_t block = call.table[seq * call.table_width + column];
       require(
-          block >= 0 && block < num_blocks,
-          "block_table[" + text(seq) + ", " + text(column) + "]: got block " + text(block) +
-              ", expected 0 <= block < " + text(num_blocks));
+          block >= 0 && block < num_blocks, "block_table[", seq, ", ", column, "]: got block ",
+          block, ", expected 0 <= block < ", num_blocks);
     }
   }
 }
@@ -106,7 +112,7 @@ void attend_step(
       kernels.merge(call, plan.merges[size_t(item.merge)]);
     }
   });
-  require(has_memory, "memory: none left for " + text(bytes) + " bytes of scratch a thread");
+  require(has_memory, "memory: none left for ", bytes, " bytes of scratch a thread");
 }
 
 // Tokens of a piece of a write: small enough to share out a prefill, large enough for one decode.
@@ -120,9 +126,8 @@ void write_step(
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t slot = call.slots[token];
     require(
-        slot >= -1 && slot < num_blocks * call.block_size,
-        "slot_mapping[" + text(token) + "]: got " + text(slot) + ", expected -1 <= slot < " +
-            text(num_blocks * call.block_size));
+        slot >= -1 && slot < num_blocks * call.block_size, "slot_mapping[", token, "]: got ", slot,
+        ", expected -1 <= slot < ", num_blocks * call.block_size);
   }
   const int64_t pieces = (tokens + kPieceTokens - 1) / kPieceTokens;
   for_each_piece(pieces, threads, to_pool, [&](int64_t piece) {

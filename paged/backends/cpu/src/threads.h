@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -9,6 +10,18 @@
 #include <utility>
 
 namespace paged {
+
+// How long a caller looks whether the others are done before it sleeps. To be put to sleep and woken
+// takes some 40 us in a virtual machine, 2 % of a decode of 16 x 1024; the last pieces, 100 us or less.
+constexpr std::chrono::microseconds kPatience{100};
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 // Runs run(piece) for pieces 0 .. count - 1, each once, on the caller and on up to threads - 1
 // others; returns when all are done. `schedule_task` gives a task to the pool.
@@ -23,17 +36,17 @@ void for_each_piece(
     std::atomic<int64_t> next{0};
     int64_t count;
     const Run* run;  // used only while pieces are left, hence while the caller waits
-    int64_t done = 0;
+    std::atomic<int64_t> done{0};
     std::mutex mutex;
     std::condition_variable all_done;
 
     void work() {
       int64_t mine = 0;
       for (int64_t piece = next++; piece < count; piece = next++, ++mine) (*run)(piece);
-      if (mine == 0) return;
-      const std::lock_guard<std::mutex> lock(mutex);
-      done += mine;
-      if (done == count) all_done.notify_all();
+      if (mine == 0 || (done += mine) != count) return;
+      // Who is about to wait holds this until it does.
+      { const std::lock_guard<std::mutex> lock(mutex); }
+      all_done.notify_all();
     }
   };
   if (count <= 0) return;
@@ -43,6 +56,9 @@ void for_each_piece(
   const int64_t helpers = (threads < count ? threads : count) - 1;
   for (int64_t i = 0; i < helpers; ++i) schedule_task([shared] { shared->work(); });
   shared->work();
+  // The others are in their last pieces, and to be woken takes about as long as one of them.
+  const auto patience = std::chrono::steady_clock::now() + kPatience;
+  while (shared->done != count && std::chrono::steady_clock::now() < patience) relax();
   std::unique_lock<std::mutex> lock(shared->mutex);
   shared->all_done.wait(lock, [&] { return shared->done == count; });
 }
