@@ -10,8 +10,8 @@ also writes back to memory what the variant before it left in the caches, and wa
 Two more variants are what the machine could do: `limit` reads as many bytes as the case's keys and
 values have, with all cores, as a sum of float32, and `matmul` multiplies matrices of float32.
 `share` is the part of the lower of these two roofs that a variant reaches: of the time that the
-case's bytes take at the one rate, or its operations at the other, whichever is longer. `times` are a
-variant's time over that of `cpu`, or of the fastest layout.
+case's bytes take at the one rate, or its operations at the other, whichever is longer. `times` are
+a variant's time over that of `cpu`, or of the fastest layout.
 `sdpa` is torch's attention over a dense cache, the query group packed into the query axis:
 (requests, KV heads, group, width), no paging. `flex` is torch's paged attention of today,
 `flex_attention` compiled over its `PagedAttention`, in decodes; each case compiles for some 15 s
