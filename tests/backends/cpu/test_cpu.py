@@ -15,7 +15,7 @@ from cpu_cases import ESSENTIAL, passes
 
 from paged import AttentionSpec, KVCacheSpec, Layout, MetadataBuilder, UnsupportedError, resolve
 from paged.backends.cpu.backend import PATH_VARIABLE, CpuBackend
-from paged.backends.cpu.build import SOURCES, BuildError, build, digest, paths_here
+from paged.backends.cpu.build import SOURCES, BuildError, build, digest, find_compiler, paths_here
 from paged.backends.cpu.library import Library, load_library
 from paged.backends.reference import ReferenceBackend
 from paged.conformance.fuzz import FEW, fuzz
@@ -383,6 +383,16 @@ def test_no_access_out_of_bounds(path):
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_checking_a_step_takes_no_memory(tmp_path):
+    """A message made for each block, in case, was once 5 % of a decode of 16 x 1024."""
+    driver, sources = tmp_path / "driver", [SOURCES / "schedule.cc", HERE / "allocations_driver.cc"]
+    command = [find_compiler(), "-std=c++17", "-O0", "-pthread", f"-I{SOURCES}"]
+    command += [*map(str, sources), "-o", str(driver)]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([str(driver)], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 0"
 
 
 @pytest.mark.full
