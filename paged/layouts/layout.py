@@ -59,7 +59,8 @@ class Layout:
     Raises:
         ValueError: the pattern does not name each axis of a K/V or of a latent cache once, or it
             merges axes whose sizes could not be told from the product (only kv, which is 2, may
-            be merged with another, and block and slot stand alone). Or it pads block or slot.
+            be merged with another, and block and slot stand alone). Or it pads block or slot, or
+            a dimension in which padding would come between keys and values.
     """
 
     name: str
@@ -90,14 +91,29 @@ class Layout:
                     f"pattern: got {self.pattern!r}, where ({' '.join(dimension)}) merges axes "
                     "that could not be told apart again, expected one axis, and kv beside it"
                 )
-        if self.lanes < 1:
-            raise ValueError(f"lanes: got {self.lanes}, expected an integer of at least 1")
+        if isinstance(self.lanes, bool) or not isinstance(self.lanes, int) or self.lanes < 1:
+            raise ValueError(f"lanes: got {self.lanes!r}, expected an integer of at least 1")
         padded = self.dimensions[-1:] if self.lanes > 1 else ()
         padded = self.dimensions[-2:] if self.words else padded
         if {("block",), ("slot",)} & set(padded):
             raise ValueError(
                 f"pattern: got {self.pattern!r} with lanes {self.lanes} and words {self.words}, "
                 "which would pad block or slot"
+            )
+        # Entries are added at the end: what pads must keep each key beside its value.
+        for dimension, is_padded in zip(
+            self.dimensions[-2:], (self.words, self.lanes > 1), strict=True
+        ):
+            if is_padded and dimension[0] == "kv":
+                raise ValueError(
+                    f"pattern: got {self.pattern!r} with lanes {self.lanes} and words "
+                    f"{self.words}, which would pad ({' '.join(dimension)}), expected kv after "
+                    "head or dim, as in (dim kv), or in a dimension that is not padded"
+                )
+        if self.lanes > 1 and self.lanes % 2 and "kv" in self.dimensions[-1]:
+            raise ValueError(
+                f"lanes: got {self.lanes}, expected an even number where the last dimension is "
+                f"({' '.join(self.dimensions[-1])}): keys and values come in pairs"
             )
 
     @property
