@@ -87,7 +87,17 @@ class Resolution:
         It lies where the backend wants it, which one over several devices says by a method
         `cache_sharding`, unless `sharding` is given. One over another library than JAX says by a
         method `allocate(cache_spec, layout, num_blocks, **arrays)` how a cache is made.
+
+        Raises:
+            UnsupportedError: the backend does not serve such blocks or such a type.
+            TypeError: a spec or a layout is given again.
+            ValueError: as `KVCache.allocate`.
         """
+        if again := [name for name in ("spec", "cache_spec", "layout") if name in arrays]:
+            raise TypeError(
+                f"{again[0]}: got {arrays[again[0]]!r}, expected none here: spec and layout are "
+                "those resolved, only block_size and dtype are added"
+            )
         cache_spec = KVCacheSpec.of(self.spec, block_size=block_size, dtype=dtype)
         reasons = self.backend.unsupported(
             self.spec, self.layout, self.target, cache_spec=cache_spec
@@ -208,7 +218,7 @@ def resolve(
     Raises:
         UnsupportedError: the named backend cannot serve, with its reasons; or, for "auto", none
             can, with the reasons of each.
-        ValueError: an unknown name, or a `cache_spec` of other heads or widths than `spec`.
+        ValueError: an unknown name, no spec, or a `cache_spec` of other heads or widths.
         TypeError: an object that is no backend.
     """
     target = target or default_target()
@@ -217,7 +227,11 @@ def resolve(
     if not isinstance(arrays, str) or arrays not in _TAKEN:
         raise ValueError(f"arrays: got {arrays!r}, expected one of {', '.join(_TAKEN)}")
     wanted = None if isinstance(layout, str) and layout == "auto" else get_layout(layout)
+    if not isinstance(spec, AttentionSpec):
+        raise ValueError(f"spec: got {spec!r}, expected an AttentionSpec")
     if cache_spec is not None:
+        if not isinstance(cache_spec, KVCacheSpec):
+            raise ValueError(f"cache_spec: got {cache_spec!r}, expected a KVCacheSpec or None")
         for name in ("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim"):
             got, expected = getattr(cache_spec, name), getattr(spec, name)
             if got != expected:

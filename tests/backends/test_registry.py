@@ -146,6 +146,40 @@ def test_a_cache_is_of_the_library_that_the_backend_takes():
         resolve(SPEC, backend=backend).allocate(1, 16)
 
 
+def test_a_torch_cache_has_scales_that_numbers_can_be_divided_by():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from paged.backends.triton.on_torch import TritonBackend
+
+    attention = resolve(SPEC, backend=TritonBackend(interpret=True), layout="packed")
+    scale = torch.tensor([0.5, 2.0], dtype=torch.bfloat16)
+    assert attention.allocate(3, 16, dtype="int8", k_scale=scale).k_scale is scale
+    with pytest.raises(ValueError, match=r"k_scale\[1\]: got nan, expected a positive number"):
+        attention.allocate(3, 16, dtype="int8", k_scale=scale * torch.tensor([1, torch.nan]))
+    with pytest.raises(ValueError, match="v_scale: got -1, expected a positive number"):
+        attention.allocate(3, 16, dtype="int8", v_scale=-1)
+
+
+@pytest.mark.parametrize("backend", [AUTO, "xla"])
+def test_an_allocation_is_of_the_spec_and_layout_that_were_resolved(backend):
+    attention = resolve(SPEC, backend=backend)
+    cache_spec = KVCacheSpec.of(SPEC, block_size=16)
+    for name, again in (("cache_spec", cache_spec), ("spec", cache_spec), ("layout", "packed")):
+        with pytest.raises(TypeError, match=rf"^{name}: got .*, expected none here"):
+            attention.allocate(3, 16, **{name: again})
+    with pytest.raises(ValueError, match="sharding: got 'x', expected a Sharding, a Device or No"):
+        attention.allocate(3, 16, sharding="x")
+
+
+def test_specs_of_another_kind_are_refused():
+    cache_spec = KVCacheSpec.of(SPEC, block_size=16)
+    with pytest.raises(ValueError, match=r"^spec: got KVCacheSpec\(.*, expected an AttentionSpec"):
+        resolve(cache_spec)
+    for wrong in ("bfloat16", SPEC):
+        with pytest.raises(ValueError, match=r"^cache_spec: got .*, expected a KVCacheSpec or Non"):
+            resolve(SPEC, cache_spec=wrong)
+
+
 def test_the_target_decides_and_not_the_host():
     chosen = resolve(SPEC, target="tpu")
     assert (chosen.backend.name, chosen.target) == ("pallas_tpu", "tpu")
