@@ -318,7 +318,7 @@ class Layout:
         """
         sizes = self.sizes(arrays.shape(data))
         rows = self.cells(data, key, value)
-        slot_mapping = _checked_slots(data, slot_mapping, sizes["block"] * sizes["slot"])
+        slot_mapping = _checked_slots(data, slot_mapping, sizes["block"], sizes["slot"])
         # One row for many slots would be broadcast without a word.
         if key.shape[0] != slot_mapping.shape[0]:
             raise ValueError(
@@ -479,7 +479,7 @@ def _host_ids(data: Any, block_ids: Any, num_blocks: int) -> Any:
     return block_ids
 
 
-def _checked_slots(data: Any, slots: Any, num_slots: int) -> Any:
+def _checked_slots(data: Any, slots: Any, num_blocks: int, block_size: int) -> Any:
     """The slots, checked against a cache; in a type wide enough to compute with."""
     what = f"{type(slots).__name__} without a dtype"
     if hasattr(slots, "dtype"):
@@ -494,11 +494,11 @@ def _checked_slots(data: Any, slots: Any, num_slots: int) -> Any:
         raise ValueError(f"slot_mapping: got {what}, expected {accepted} of one dimension")
     if on_jax or not slots.shape[0]:
         return slots
-    if int(slots.max()) >= num_slots:
+    if int(slots.max()) >= num_blocks * block_size:
         token = int(slots.argmax())
         raise ValueError(
-            f"slot_mapping[{token}]: got {int(slots[token])}, expected less than {num_slots} "
-            "(blocks * block size)"
+            f"slot_mapping[{token}]: got {int(slots[token])}, expected less than "
+            f"{num_blocks * block_size} ({num_blocks} blocks of {block_size} slots)"
         )
     # A narrow type does not hold the block size, by which slots are divided.
     return slots.astype(np.int64) if isinstance(slots, np.ndarray) else slots

@@ -210,7 +210,10 @@ def test_slots_that_could_name_others_are_refused(library):
     else:
         past = BLOCKS * BLOCK_SIZE
         for slots in (np.array([5, past], np.int32), np.array([5, 2**32 + 5])):
-            message = f"slot_mapping[1]: got {slots[1]}, expected less than {past}"
+            message = (
+                f"slot_mapping[1]: got {slots[1]}, expected less than {past} ({BLOCKS} blocks of "
+                f"{BLOCK_SIZE} slots)"
+            )
             cases.append((slots, message))
     for slots, message in cases:
         # jnp.asarray would cut int64 before the layout sees it.
