@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from paged.backends.api import AttentionOutput, Backend, UnsupportedError
+from paged.backends.api import AttentionOutput, Backend, UnsupportedError, check_layouts
 from paged.layouts import KVCache, Layout, get_layout
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
@@ -160,7 +160,8 @@ def import_backend(where: str, name: str | None = None) -> Backend | Unavailable
     """The backend at "package.module:Class", listed or not.
 
     Raises:
-        ValueError: `where` is not of that form, or names nothing.
+        ValueError: `where` is not of that form, names nothing, or names a class of which no
+            instance can be made without arguments; the class's own error is the cause.
         TypeError: what it names is no backend.
     """
     module_name, _, attribute = where.partition(":")
@@ -173,8 +174,17 @@ def import_backend(where: str, name: str | None = None) -> Backend | Unavailable
     if not hasattr(module, attribute):
         raise ValueError(f"backend: {module_name} has no {attribute!r}")
     found = getattr(module, attribute)
-    backend = found() if inspect.isclass(found) else found
-    return _checked(backend, where)
+    return _checked(_made(found, where) if inspect.isclass(found) else found, where)
+
+
+def _made(backend: type, where: str) -> Any:
+    try:
+        return backend()
+    except Exception as error:
+        # Whatever somebody else's constructor raises: which class that was is told with it.
+        raise ValueError(
+            f"backend: {where} cannot be made without arguments: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _checked(candidate: Any, where: str | None = None) -> Backend:
@@ -186,6 +196,7 @@ def _checked(candidate: Any, where: str | None = None) -> Backend:
         raise TypeError(
             f"backend: {where or repr(candidate)} is no backend, it lacks {', '.join(missing)}"
         )
+    check_layouts(candidate, where)
     return candidate
 
 
