@@ -1,6 +1,7 @@
 """`paged generate`: text from a model over the paged cache."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -190,7 +191,7 @@ def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: b
         note(wrapped(_summary(llm)))
 
 
-def _note_cut(ends: list[tuple[int, str | None]], max_tokens: int, llm: "LLM") -> None:
+def _note_cut(ends: Sequence[tuple[int, str | None]], max_tokens: int, llm: "LLM") -> None:
     """Says which outputs ended before `max_tokens` because the model's length did."""
     if num_cut := sum(reason == "length" and count < max_tokens for count, reason in ends):
         limit = llm.model.config.max_position_embeddings

@@ -50,7 +50,7 @@ class KVCache:
         *,
         k_scale: Any = None,
         v_scale: Any = None,
-        sharding: jax.sharding.Sharding | jax.Device | None = None,
+        sharding: jax.sharding.Sharding | None = None,
     ) -> "KVCache":
         """A zero-filled JAX cache.
 
@@ -130,11 +130,10 @@ def check_scale(name: str, scale: Any, num_kv_heads: int) -> None:
     Raises:
         ValueError: naming the scale, what it is and what is accepted.
     """
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number and not (hasattr(scale, "shape") and hasattr(scale, "dtype")):
-        raise ValueError(f"{name}: got {type(scale).__name__}, expected a number, an array or None")
-    if is_number:
+    if isinstance(scale, int | float) and not isinstance(scale, bool):
         return
+    if isinstance(scale, bool) or not (hasattr(scale, "shape") and hasattr(scale, "dtype")):
+        raise ValueError(f"{name}: got {type(scale).__name__}, expected a number, an array or None")
     if not dtype_name(scale.dtype).startswith(("float", "bfloat", "int", "uint")):
         raise ValueError(f"{name}: got dtype {dtype_name(scale.dtype)}, expected float32")
     if (shape := arrays.shape(scale)) not in ((), (num_kv_heads,)):
@@ -157,7 +156,7 @@ def check_scale_values(num_kv_heads: int, **scales: Any) -> None:
         # Traced, or spread over hosts: nothing here knows the numbers.
         if isinstance(scale, Tracer) or not getattr(scale, "is_fully_addressable", True):
             continue
-        values = scale if isinstance(scale, int | float) else scale.tolist()
+        values = scale.tolist() if hasattr(scale, "tolist") else scale
         places = values if isinstance(values, list) else [values]
         for index, value in enumerate(places):
             if not least <= value <= most:
