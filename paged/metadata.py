@@ -245,7 +245,8 @@ class MetadataBuilder:
     It takes plain arrays and knows no block manager.
 
     Args:
-        block_size: tokens per block.
+        block_size: tokens per block, the same as in the cache. The metadata does not hold it:
+            `AttentionMetadata.validate(cache=...)` tells where the two differ.
         buckets: sizes to pad to.
     """
 

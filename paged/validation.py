@@ -123,6 +123,7 @@ def check_values(
         else:
             first_seen = np.maximum(seq_lens - query_lens - window + 1, 0)
         first_kept = first_seen if knows_window else seq_lens - query_lens
+        _check_block_size(metadata, table, starts, seq_lens, block_size)
         _check_table(table, seq_lens, first_seen, block_size, num_blocks)
         _check_owned_once(table, seq_lens, first_kept, block_size)
         _check_slots(metadata, table, starts, seq_lens, block_size, num_blocks)
@@ -214,6 +215,44 @@ def _check_kinds(distribution: np.ndarray, query_lens: np.ndarray, seq_lens: np.
             )
 
 
+def _check_block_size(
+    metadata: AttentionMetadata,
+    table: np.ndarray,
+    starts: np.ndarray,
+    seq_lens: np.ndarray,
+    block_size: int,
+) -> None:
+    """Slots are not throughout those of another block size.
+
+    Which one is known where `max_seq_len` is what the table has room for, as a builder makes it.
+    """
+    built, rest = divmod(metadata.max_seq_len, max(table.shape[1], 1))
+    if rest or not table.shape[1] or built == block_size:
+        return
+    slots = _host(metadata.slot_mapping)[: starts[-1]]
+    fits = {
+        size: (slots == _table_slots(table, starts, seq_lens, size)) | (slots == NO_SLOT)
+        for size in (built, block_size)
+    }
+    if fits[built].all() and not fits[block_size].all():
+        raise ValueError(
+            f"slot_mapping: got the slots of blocks of {built} tokens, expected those of blocks of "
+            f"{block_size}: the metadata was built for another block size"
+        )
+
+
+def _table_slots(
+    table: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, block_size: int
+) -> np.ndarray:
+    """Where the table says that each token of a query lies; negative past the table's end."""
+    query_lens = np.diff(starts)
+    sequence_of = np.repeat(np.arange(len(seq_lens)), query_lens)
+    position = (seq_lens - query_lens - starts[:-1])[sequence_of] + np.arange(len(sequence_of))
+    logical, within = np.divmod(position, block_size)
+    block = table[sequence_of, np.minimum(logical, table.shape[1] - 1)]
+    return np.where(logical < table.shape[1], block * block_size + within, NO_SLOT - 1)
+
+
 def _check_table(
     table: np.ndarray,
     seq_lens: np.ndarray,
@@ -273,12 +312,8 @@ def _check_slots(
 ) -> None:
     slots = _host(metadata.slot_mapping)
     expected = np.full(len(slots), NO_SLOT, np.int64)
-    query_lens = np.diff(starts)
-    sequence_of = np.repeat(np.arange(len(seq_lens)), query_lens)
-    total = len(sequence_of)
-    position = (seq_lens - query_lens - starts[:-1])[sequence_of] + np.arange(total)
-    logical, within = np.divmod(position, block_size)
-    expected[:total] = table[sequence_of, logical] * block_size + within
+    total = int(starts[-1])
+    expected[:total] = _table_slots(table, starts, seq_lens, block_size)
     if num_blocks is not None and num_blocks * block_size >= 2**31:
         raise ValueError(
             f"num_blocks: got {num_blocks} blocks of {block_size} slots, expected fewer than "
@@ -290,14 +325,14 @@ def _check_slots(
         index = int(null[0])
         raise ValueError(
             f"slot_mapping[{index}]: got {slots[index]}, expected at least {block_size} or -1: "
-            "the null block is never written"
+            f"the null block is never written (block size {block_size})"
         )
     wrong = np.flatnonzero(written & (slots != expected))
     if wrong.size:
         index = int(wrong[0])
         raise ValueError(
             f"slot_mapping[{index}]: got {slots[index]}, expected {expected[index]} as the "
-            "block table says"
+            f"block table says for block size {block_size}"
             if index < total
             else f"slot_mapping[{index}]: got {slots[index]}, expected -1 in padding "
             f"(query_start_loc ends at {total})"

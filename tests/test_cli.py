@@ -214,6 +214,18 @@ def test_generate_as_a_stream(folder):
     assert "6 tokens" in streamed.stderr
 
 
+def test_an_output_that_the_models_length_cut_is_told(folder):
+    """Of 64 tokens the prompts have 62 and 2: 2 and 62 are left."""
+    long, greedy = "a" * 62, ("--temperature", "0")
+    cut = "cut before --max-tokens 5: prompt and output have the model's 64 tokens]"
+    asked = ("generate", folder, "--prompt", long, *greedy)
+    both = run(*asked, "--prompt", "ab", "--max-tokens", "5").stderr.splitlines()
+    assert both[0] == f"[1 of 2 outputs {cut}"
+    streamed = run(*asked, "--stream", "--max-tokens", "5").stderr.splitlines()
+    assert streamed[0] == f"[1 of 1 outputs {cut}"
+    assert "cut before" not in run(*asked, "--max-tokens", "2").stderr
+
+
 def test_sampling_is_repeatable_with_a_seed(folder):
     asked = ("generate", folder, "--prompt", "ab", "--max-tokens", "6", "--temperature", "1.5")
     options = ("--top-k", "50", "--top-p", "0.9", "--seed", "7")

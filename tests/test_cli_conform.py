@@ -150,6 +150,14 @@ def test_a_target_that_the_backend_does_not_run_on():
         (("no_pkg.mod:Cls",), "backend: no_pkg.mod:Cls cannot be tested here: needs no_pkg"),
         (("failing:Missing",), "backend: failing has no 'Missing'"),
         (("failing:failing_run",), "backend: failing:failing_run is no backend"),
+        (
+            ("failing:NamesItsLayouts",),
+            "backend: failing:NamesItsLayouts has layouts ('flashinfer',), expected a tuple of",
+        ),
+        (
+            ("failing:NeedsADevice",),
+            "backend: failing:NeedsADevice cannot be made without arguments: TypeError: ",
+        ),
         (("blocks=failing:failing_run",), "backend: blocks=failing:failing_run makes no manager"),
         (("blocks=failing:Missing",), "factory: failing has no 'Missing'"),
         (("blocks", "--case", "windows"), "cases: no case is named 'windows'"),

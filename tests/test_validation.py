@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged import AttentionMetadata, AttentionSpec, KVCache, KVCacheSpec
+from paged import AttentionMetadata, AttentionSpec, KVCache, KVCacheSpec, MetadataBuilder
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 12
 SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.5)
@@ -51,6 +51,25 @@ def check(metadata, **arguments):
 
 def test_the_example_is_valid():
     check(valid())
+
+
+@pytest.mark.parametrize(("built", "asked"), [(16, 32), (32, 16)])
+@pytest.mark.parametrize("lengths", [[5, 40], [64], [1]])
+def test_metadata_of_another_block_size_is_told_as_that(built, asked, lengths):
+    table = np.array([[7, 1, 2, 3], [4, 5, 6, 0]], np.int32)
+    step = MetadataBuilder(built).build(
+        list(enumerate(lengths)), block_table=table, num_computed=np.zeros(2, int)
+    )
+    metadata = step.metadata
+    metadata.validate(block_size=built, num_blocks=8)
+    for also in ({}, {"num_blocks": 8}, {"spec": SPEC}):
+        message = f"slot_mapping: got the slots of blocks of {built} tokens, .* blocks of {asked}:"
+        with pytest.raises(ValueError, match=message):
+            metadata.validate(block_size=asked, **also)
+    # A bound that is not of the table tells no size: then the message has the one it counts with.
+    other = dataclasses.replace(metadata, max_seq_len=metadata.max_seq_len - 1)
+    with pytest.raises(ValueError, match=f"^(block_table|slot_mapping).*block size {asked}"):
+        other.validate(block_size=asked)
 
 
 def as_torch(array):
@@ -130,7 +149,7 @@ def test_other_libraries_are_checked_too(convert):
         # Slots.
         (
             {"slot_mapping": {5: 12}},
-            "slot_mapping[5]: got 12, expected 10 as the block table says",
+            "slot_mapping[5]: got 12, expected 10 as the block table says for block size 4",
         ),
         ({"slot_mapping": {0: 33}}, "slot_mapping[0]: got 33, expected 32 as the block table"),
         ({"slot_mapping": {0: -2}}, "slot_mapping[0]: got -2, expected 32 as the block table"),

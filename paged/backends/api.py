@@ -93,3 +93,22 @@ class Backend(Protocol):
             ValueError: shapes or dtypes that disagree with the spec.
         """
         ...
+
+
+def check_layouts(backend: Backend, where: str | None = None) -> None:
+    """A backend's layouts are `Layout`s in an order.
+
+    Args:
+        backend: what is looked at.
+        where: what the message calls it; by default its own name.
+
+    Raises:
+        TypeError: they are names, or of another kind.
+    """
+    layouts: Any = backend.layouts
+    if isinstance(layouts, tuple | list) and all(isinstance(one, Layout) for one in layouts):
+        return
+    raise TypeError(
+        f"backend: {where or backend.name} has layouts {layouts!r}, expected a tuple of Layouts, "
+        "the preferred one first; get_layout gives one by its name"
+    )

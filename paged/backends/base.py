@@ -8,7 +8,7 @@ import jax
 
 from paged.backends.api import AttentionOutput, UnsupportedError
 from paged.dtypes import COMPUTE_DTYPES, STORAGE_DTYPES, dtype_name, is_quantized
-from paged.layouts import KVCache, Layout
+from paged.layouts import KVCache, Layout, check_scale
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
 
@@ -144,7 +144,7 @@ class KernelBackend(ABC):
             reasons.append("no per-head scales")
         self._refuse(reasons)
         metadata.static_validate(query=query, cache=cache, spec=spec)
-        check_scales(cache)
+        check_scales(cache, spec.num_kv_heads)
         check_sinks(sinks, spec)
         return self._attend(query, cache, metadata, spec, sinks)
 
@@ -228,8 +228,10 @@ def check_sinks(sinks: Any, spec: AttentionSpec) -> None:
         )
 
 
-def check_scales(cache: KVCache) -> None:
+def check_scales(cache: KVCache, num_kv_heads: int) -> None:
     """Scales are scalars or one number per KV head, and only quantised caches have them.
+
+    Where a layout pads, the cache does not tell how many heads that is: the call does.
 
     Raises:
         ValueError: naming the scale, its shape and what is accepted.
@@ -237,21 +239,7 @@ def check_scales(cache: KVCache) -> None:
     for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
         if scale is None:
             continue
-        if not hasattr(scale, "shape") and (
-            isinstance(scale, bool) or not isinstance(scale, int | float)
-        ):
-            raise ValueError(
-                f"{name}: got {type(scale).__name__}, expected a number, an array or None"
-            )
-        shape = tuple(getattr(scale, "shape", ()))
-        does_fit = not shape or (
-            len(shape) == 1
-            and cache.layout.holds(tuple(cache.data.shape), shape[0], cache.head_dim)
-        )
-        if not does_fit:
-            raise ValueError(
-                f"{name}: got shape {shape}, expected () or ({cache.num_kv_heads},) (num_kv_heads)"
-            )
+        check_scale(name, scale, num_kv_heads)
         if not is_quantized(cache.dtype):
             raise ValueError(
                 f"{name}: given for a cache of {cache.dtype}, expected None unless the cache "
@@ -267,7 +255,6 @@ def check_write(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> None
     Raises:
         ValueError: naming the argument, what it is and what was expected.
     """
-    check_scales(cache)
     if len(slot_mapping.shape) != 1 or dtype_name(slot_mapping.dtype) != "int32":
         raise ValueError(
             f"slot_mapping: got {dtype_name(slot_mapping.dtype)}{tuple(slot_mapping.shape)}, "
@@ -282,6 +269,7 @@ def check_write(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> None
                 "slot_mapping"
             )
     cache.layout.check_rows(tuple(cache.data.shape), key, value)
+    check_scales(cache, key.shape[1])
     for name, rows in given:
         if dtype_name(rows.dtype) not in COMPUTE_DTYPES:
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from paged.backends.api import AttentionOutput, Backend, UnsupportedError
+from paged.backends.api import AttentionOutput, Backend, UnsupportedError, check_layouts
 from paged.layouts import KVCache, Layout, get_layout
 from paged.metadata import AttentionMetadata
 from paged.spec import AttentionSpec, KVCacheSpec
@@ -87,7 +87,17 @@ class Resolution:
         It lies where the backend wants it, which one over several devices says by a method
         `cache_sharding`, unless `sharding` is given. One over another library than JAX says by a
         method `allocate(cache_spec, layout, num_blocks, **arrays)` how a cache is made.
+
+        Raises:
+            UnsupportedError: the backend does not serve such blocks or such a type.
+            TypeError: a spec or a layout is given again.
+            ValueError: as `KVCache.allocate`.
         """
+        if again := [name for name in ("spec", "cache_spec", "layout") if name in arrays]:
+            raise TypeError(
+                f"{again[0]}: got {arrays[again[0]]!r}, expected none here: spec and layout are "
+                "those resolved, only block_size and dtype are added"
+            )
         cache_spec = KVCacheSpec.of(self.spec, block_size=block_size, dtype=dtype)
         reasons = self.backend.unsupported(
             self.spec, self.layout, self.target, cache_spec=cache_spec
@@ -150,7 +160,8 @@ def import_backend(where: str, name: str | None = None) -> Backend | Unavailable
     """The backend at "package.module:Class", listed or not.
 
     Raises:
-        ValueError: `where` is not of that form, or names nothing.
+        ValueError: `where` is not of that form, names nothing, or names a class of which no
+            instance can be made without arguments; the class's own error is the cause.
         TypeError: what it names is no backend.
     """
     module_name, _, attribute = where.partition(":")
@@ -163,8 +174,17 @@ def import_backend(where: str, name: str | None = None) -> Backend | Unavailable
     if not hasattr(module, attribute):
         raise ValueError(f"backend: {module_name} has no {attribute!r}")
     found = getattr(module, attribute)
-    backend = found() if inspect.isclass(found) else found
-    return _checked(backend, where)
+    return _checked(_made(found, where) if inspect.isclass(found) else found, where)
+
+
+def _made(backend: type, where: str) -> Any:
+    try:
+        return backend()
+    except Exception as error:
+        # Whatever somebody else's constructor raises: which class that was is told with it.
+        raise ValueError(
+            f"backend: {where} cannot be made without arguments: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _checked(candidate: Any, where: str | None = None) -> Backend:
@@ -176,6 +196,7 @@ def _checked(candidate: Any, where: str | None = None) -> Backend:
         raise TypeError(
             f"backend: {where or repr(candidate)} is no backend, it lacks {', '.join(missing)}"
         )
+    check_layouts(candidate, where)
     return candidate
 
 
@@ -208,7 +229,7 @@ def resolve(
     Raises:
         UnsupportedError: the named backend cannot serve, with its reasons; or, for "auto", none
             can, with the reasons of each.
-        ValueError: an unknown name, or a `cache_spec` of other heads or widths than `spec`.
+        ValueError: an unknown name, no spec, or a `cache_spec` of other heads or widths.
         TypeError: an object that is no backend.
     """
     target = target or default_target()
@@ -217,7 +238,11 @@ def resolve(
     if not isinstance(arrays, str) or arrays not in _TAKEN:
         raise ValueError(f"arrays: got {arrays!r}, expected one of {', '.join(_TAKEN)}")
     wanted = None if isinstance(layout, str) and layout == "auto" else get_layout(layout)
+    if not isinstance(spec, AttentionSpec):
+        raise ValueError(f"spec: got {spec!r}, expected an AttentionSpec")
     if cache_spec is not None:
+        if not isinstance(cache_spec, KVCacheSpec):
+            raise ValueError(f"cache_spec: got {cache_spec!r}, expected a KVCacheSpec or None")
         for name in ("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim"):
             got, expected = getattr(cache_spec, name), getattr(spec, name)
             if got != expected:

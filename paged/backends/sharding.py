@@ -170,7 +170,7 @@ class HeadSharded:
             reasons.append("no per-head scales")
         self._refuse(reasons)
         metadata.static_validate(query=query, cache=cache, spec=spec)
-        check_scales(cache)
+        check_scales(cache, spec.num_kv_heads)
         check_sinks(sinks, spec)
         return self._attend(query, cache, metadata, sinks, spec=spec)
 

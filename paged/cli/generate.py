@@ -1,6 +1,7 @@
 """`paged generate`: text from a model over the paged cache."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -140,6 +141,8 @@ def generate(
         return
     texts = [f"{output.prompt}{sample.text}" for output in outputs for sample in output.samples]
     typer.echo("\n---\n".join(texts))
+    ends = [(len(s.token_ids), s.finish_reason) for output in outputs for s in output.samples]
+    _note_cut(ends, max_tokens, llm)
     note(wrapped(_summary(llm)))
 
 
@@ -166,9 +169,11 @@ def _as_json(output: "RequestOutput") -> dict[str, Any]:
 def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: bool) -> None:
     if not as_json:
         typer.echo(prompts[0], nl=False)
+    count, reason = 0, None
     for increment in llm.stream(prompts, params):
         if not as_json:
             typer.echo(increment.text, nl=False)
+            count, reason = count + len(increment.token_ids), increment.finish_reason
             continue
         row = {
             "index": increment.index,
@@ -182,7 +187,18 @@ def _stream(llm: "LLM", prompts: list[str], params: "SamplingParams", as_json: b
         typer.echo(json.dumps({"stats": _stats(llm)}))
     else:
         typer.echo()
+        _note_cut([(count, reason)], params.max_tokens, llm)
         note(wrapped(_summary(llm)))
+
+
+def _note_cut(ends: Sequence[tuple[int, str | None]], max_tokens: int, llm: "LLM") -> None:
+    """Says which outputs ended before `max_tokens` because the model's length did."""
+    if num_cut := sum(reason == "length" and count < max_tokens for count, reason in ends):
+        limit = llm.model.config.max_position_embeddings
+        note(
+            f"[{num_cut} of {len(ends)} outputs cut before --max-tokens {max_tokens}: prompt and "
+            f"output have the model's {limit} tokens]"
+        )
 
 
 def _stats(llm: "LLM") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from paged.backends.api import check_layouts
 from paged.conformance.arrays import ARRAYS, differing, given, stand_in, to_numpy
 from paged.conformance.problem import Problem
 from paged.conformance.setup import Setup
@@ -49,6 +50,10 @@ class Subject:
         compiler_options: for `jax.jit`, where compiling takes longer than running.
         explains: whether a wrong result is tried again under milder conditions, to name the rule
             that is really broken.
+
+    Raises:
+        ValueError: the backend's `arrays` are of no library known.
+        TypeError: its `layouts` are no `Layout`s.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Subject:
         compiler_options: dict[str, Any] | None = None,
         explains: bool = True,
     ) -> None:
+        check_layouts(backend)
         self.backend = backend
         self.explains = explains
         self.arrays = getattr(backend, "arrays", "jax")

@@ -50,6 +50,7 @@ def run_conformance(
 
     Raises:
         ValueError: a pattern that fits no case, or an unknown layout.
+        TypeError: the backend's layouts are no `Layout`s.
     """
     subject = backend if isinstance(backend, Subject) else Subject(backend, target=target)
     chosen = tuple(subject.backend.layouts if layouts is None else map(get_layout, layouts))

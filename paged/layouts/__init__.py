@@ -1,6 +1,6 @@
 """How a block lies in memory: declarations over named axes, and all that follows from them."""
 
-from paged.layouts.cache import KVCache, check_slots_fit
+from paged.layouts.cache import KVCache, check_scale, check_scale_values, check_slots_fit
 from paged.layouts.catalog import (
     FLASH_ATTN,
     FLASHINFER,
@@ -31,6 +31,8 @@ __all__ = [
     "KVCache",
     "KVStrides",
     "Layout",
+    "check_scale",
+    "check_scale_values",
     "check_slots_fit",
     "convert",
     "copy_blocks",

@@ -7,12 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from paged.dtypes import dtype_name, storage_dtype
 from paged.layouts import arrays
 from paged.layouts.catalog import get_layout
 from paged.layouts.layout import Layout
 from paged.spec import KVCacheSpec
+
+_SCALE_RANGE = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
+"""Below the smallest normal number XLA takes 0, by which nothing can be divided."""
 
 
 @partial(
@@ -51,10 +55,16 @@ class KVCache:
         """A zero-filled JAX cache.
 
         Raises:
-            ValueError: the layout cannot hold the spec's cache, or slots would not fit int32.
+            ValueError: the layout cannot hold the spec's cache, slots would not fit int32, a scale
+                is not positive and finite or of another shape, or an argument is of another kind.
         """
+        if not isinstance(spec, KVCacheSpec):
+            raise ValueError(f"spec: got {spec!r}, expected a KVCacheSpec")
         layout = get_layout(layout)
         check_slots_fit(num_blocks, spec.block_size)
+        check_scale_values(spec.num_kv_heads, k_scale=k_scale, v_scale=v_scale)
+        if not isinstance(sharding, jax.sharding.Sharding | jax.Device | None):
+            raise ValueError(f"sharding: got {sharding!r}, expected a Sharding, a Device or None")
         data = jnp.zeros(layout.shape(num_blocks, spec), storage_dtype(spec.dtype), device=sharding)
         return cls(data, layout, k_scale, v_scale)
 
@@ -112,3 +122,46 @@ def check_slots_fit(num_blocks: int, block_size: int) -> None:
             f"num_blocks: got {num_blocks} blocks of {block_size} slots, expected fewer than "
             f"{2**31} slots in all so that a slot fits int32"
         )
+
+
+def check_scale(name: str, scale: Any, num_kv_heads: int) -> None:
+    """A scale is a number, or an array of one or of one per KV head; its values are not looked at.
+
+    Raises:
+        ValueError: naming the scale, what it is and what is accepted.
+    """
+    if isinstance(scale, int | float) and not isinstance(scale, bool):
+        return
+    if isinstance(scale, bool) or not (hasattr(scale, "shape") and hasattr(scale, "dtype")):
+        raise ValueError(f"{name}: got {type(scale).__name__}, expected a number, an array or None")
+    if not dtype_name(scale.dtype).startswith(("float", "bfloat", "int", "uint")):
+        raise ValueError(f"{name}: got dtype {dtype_name(scale.dtype)}, expected float32")
+    if (shape := arrays.shape(scale)) not in ((), (num_kv_heads,)):
+        raise ValueError(
+            f"{name}: got shape {shape}, expected () or ({num_kv_heads},) (num_kv_heads)"
+        )
+
+
+def check_scale_values(num_kv_heads: int, **scales: Any) -> None:
+    """Scales are what `check_scale` says, and positive and finite where their values are known.
+
+    Raises:
+        ValueError: naming the scale, the value and what is accepted.
+    """
+    least, most = _SCALE_RANGE
+    for name, scale in scales.items():
+        if scale is None:
+            continue
+        check_scale(name, scale, num_kv_heads)
+        # Traced, or spread over hosts: nothing here knows the numbers.
+        if isinstance(scale, Tracer) or not getattr(scale, "is_fully_addressable", True):
+            continue
+        values = scale.tolist() if hasattr(scale, "tolist") else scale
+        places = values if isinstance(values, list) else [values]
+        for index, value in enumerate(places):
+            if not least <= value <= most:
+                where = f"[{index}]" if places is values else ""
+                raise ValueError(
+                    f"{name}{where}: got {value!r}, expected a positive number, from {least:.7g} "
+                    f"to {most:.7g} (float32)"
+                )

@@ -59,7 +59,8 @@ class Layout:
     Raises:
         ValueError: the pattern does not name each axis of a K/V or of a latent cache once, or it
             merges axes whose sizes could not be told from the product (only kv, which is 2, may
-            be merged with another, and block and slot stand alone). Or it pads block or slot.
+            be merged with another, and block and slot stand alone). Or it pads block or slot, or
+            a dimension in which padding would come between keys and values.
     """
 
     name: str
@@ -90,14 +91,29 @@ class Layout:
                     f"pattern: got {self.pattern!r}, where ({' '.join(dimension)}) merges axes "
                     "that could not be told apart again, expected one axis, and kv beside it"
                 )
-        if self.lanes < 1:
-            raise ValueError(f"lanes: got {self.lanes}, expected an integer of at least 1")
+        if isinstance(self.lanes, bool) or not isinstance(self.lanes, int) or self.lanes < 1:
+            raise ValueError(f"lanes: got {self.lanes!r}, expected an integer of at least 1")
         padded = self.dimensions[-1:] if self.lanes > 1 else ()
         padded = self.dimensions[-2:] if self.words else padded
         if {("block",), ("slot",)} & set(padded):
             raise ValueError(
                 f"pattern: got {self.pattern!r} with lanes {self.lanes} and words {self.words}, "
                 "which would pad block or slot"
+            )
+        # Entries are added at the end: what pads must keep each key beside its value.
+        for dimension, is_padded in zip(
+            self.dimensions[-2:], (self.words, self.lanes > 1), strict=True
+        ):
+            if is_padded and dimension[0] == "kv":
+                raise ValueError(
+                    f"pattern: got {self.pattern!r} with lanes {self.lanes} and words "
+                    f"{self.words}, which would pad ({' '.join(dimension)}), expected kv after "
+                    "head or dim, as in (dim kv), or in a dimension that is not padded"
+                )
+        if self.lanes > 1 and self.lanes % 2 and "kv" in self.dimensions[-1]:
+            raise ValueError(
+                f"lanes: got {self.lanes}, expected an even number where the last dimension is "
+                f"({' '.join(self.dimensions[-1])}): keys and values come in pairs"
             )
 
     @property
@@ -302,7 +318,7 @@ class Layout:
         """
         sizes = self.sizes(arrays.shape(data))
         rows = self.cells(data, key, value)
-        slot_mapping = _checked_slots(data, slot_mapping, sizes["block"] * sizes["slot"])
+        slot_mapping = _checked_slots(data, slot_mapping, sizes["block"], sizes["slot"])
         # One row for many slots would be broadcast without a word.
         if key.shape[0] != slot_mapping.shape[0]:
             raise ValueError(
@@ -463,7 +479,7 @@ def _host_ids(data: Any, block_ids: Any, num_blocks: int) -> Any:
     return block_ids
 
 
-def _checked_slots(data: Any, slots: Any, num_slots: int) -> Any:
+def _checked_slots(data: Any, slots: Any, num_blocks: int, block_size: int) -> Any:
     """The slots, checked against a cache; in a type wide enough to compute with."""
     what = f"{type(slots).__name__} without a dtype"
     if hasattr(slots, "dtype"):
@@ -478,11 +494,11 @@ def _checked_slots(data: Any, slots: Any, num_slots: int) -> Any:
         raise ValueError(f"slot_mapping: got {what}, expected {accepted} of one dimension")
     if on_jax or not slots.shape[0]:
         return slots
-    if int(slots.max()) >= num_slots:
+    if int(slots.max()) >= num_blocks * block_size:
         token = int(slots.argmax())
         raise ValueError(
-            f"slot_mapping[{token}]: got {int(slots[token])}, expected less than {num_slots} "
-            "(blocks * block size)"
+            f"slot_mapping[{token}]: got {int(slots[token])}, expected less than "
+            f"{num_blocks * block_size} ({num_blocks} blocks of {block_size} slots)"
         )
     # A narrow type does not hold the block size, by which slots are divided.
     return slots.astype(np.int64) if isinstance(slots, np.ndarray) else slots

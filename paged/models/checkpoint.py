@@ -92,11 +92,12 @@ def parameter_dtype(dtype: DTypeLike) -> jnp.dtype:
     """The dtype of parameters that somebody asks for.
 
     Raises:
-        ValueError: another than fp32, fp16, bf16.
+        ValueError: another than fp32, fp16, bf16, or no dtype.
     """
     accepted = [jnp.dtype(kind) for kind in _DTYPES.values()]
     try:
-        known = jnp.dtype(dtype)
+        # Of an array numpy would take the dtype.
+        known = jnp.dtype(dtype) if isinstance(dtype, str | np.dtype | type) else None
     except (TypeError, ValueError):
         known = None
     if known is None or known not in accepted:

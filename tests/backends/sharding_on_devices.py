@@ -56,7 +56,7 @@ def rows(spec, dtype="float32"):
 def filled(spec, layout, dtype="float32", sharding=None, **scales):
     """A cache that holds numbers everywhere, so that a write too many shows."""
     cache_spec = KVCacheSpec.of(spec, block_size=BLOCK_SIZE, dtype=dtype)
-    cache = KVCache.allocate(cache_spec, layout, NUM_BLOCKS, **scales)
+    cache = replace(KVCache.allocate(cache_spec, layout, NUM_BLOCKS), **scales)
     rng = np.random.default_rng(1)
     plain = rng.integers(-9, 9, size=cache.data.shape)
     if layout.is_padded:  # which holds zeros

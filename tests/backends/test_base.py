@@ -17,7 +17,7 @@ from paged import (
     resolve,
 )
 from paged.backends import Backend, Capabilities, KernelBackend, UnsupportedError
-from paged.layouts import MLA, PACKED, PALLAS, Layout
+from paged.layouts import MLA, PACKED, PALLAS, TPU_PACKED, Layout
 
 SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.5)
 LATENT = AttentionSpec(4, 1, 8, scale=0.5, kv_lora_rank=6, qk_rope_head_dim=2)
@@ -43,7 +43,7 @@ class Recorder(KernelBackend):
 
 def cache_for(spec=SPEC, layout=PALLAS, dtype="float32", **scales):
     cache_spec = KVCacheSpec.of(spec, block_size=4, dtype=dtype)
-    return KVCache.allocate(cache_spec, layout, 5, **scales)
+    return dataclasses.replace(KVCache.allocate(cache_spec, layout, 5), **scales)
 
 
 def metadata(tokens=3):
@@ -263,6 +263,31 @@ def test_scales_that_do_not_fit_the_cache(cache, message):
     spec = LATENT if cache.layout.is_latent else SPEC
     with pytest.raises(ValueError, match=re.escape(message)):
         Recorder().attend(query(), cache, metadata(), spec)
+
+
+def test_scales_are_of_the_heads_of_the_call_and_not_of_those_with_padding():
+    """Six rows of int8 keys and values fill up two words of four: room for a fourth head."""
+
+    class Padding(Recorder):
+        layouts = (TPU_PACKED,)
+
+    spec = dataclasses.replace(SPEC, num_heads=6, num_kv_heads=3)
+    rows = np.zeros((3, 3, 8), np.float32)
+    cache = cache_for(spec, TPU_PACKED, "int8", k_scale=jnp.ones(3))
+    assert cache.num_kv_heads == 4
+    backend = Padding()
+    backend.attend(query(heads=6), cache, metadata(), spec)
+    backend.write(cache, rows, rows, metadata().slot_mapping)
+    assert backend.calls == ["attend", "write"]
+    for heads in (2, 4):
+        wrong = dataclasses.replace(cache, k_scale=jnp.ones(heads))
+        message = re.escape(f"k_scale: got shape ({heads},), expected () or (3,) (num_kv_heads)")
+        with pytest.raises(ValueError, match=message):
+            backend.attend(query(heads=6), wrong, metadata(), spec)
+        with pytest.raises(ValueError, match=message):
+            backend.write(wrong, rows, rows, metadata().slot_mapping)
+        with pytest.raises(ValueError, match=message):
+            resolve(spec, backend=backend).allocate(5, 4, dtype="int8", k_scale=jnp.ones(heads))
 
 
 def test_scales_per_head_are_refused_where_not_claimed():

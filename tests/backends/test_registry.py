@@ -1,6 +1,7 @@
 """Which backend serves an ask: strict names, reasons, targets, third parties."""
 
 import importlib
+import re
 import sys
 import textwrap
 
@@ -10,6 +11,7 @@ import pytest
 from paged import AttentionSpec, KVCacheSpec, UnsupportedError, resolve
 from paged.backends import Unavailable, backend_names, import_backend, load_backend
 from paged.backends.registry import ENTRY_POINT_GROUP
+from paged.conformance import run_conformance
 from paged.layouts import Layout, get_layout
 
 OURS = ("pallas_tpu", "triton_jax", "triton", "cpu", "xla", "reference")
@@ -146,6 +148,40 @@ def test_a_cache_is_of_the_library_that_the_backend_takes():
         resolve(SPEC, backend=backend).allocate(1, 16)
 
 
+def test_a_torch_cache_has_scales_that_numbers_can_be_divided_by():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from paged.backends.triton.on_torch import TritonBackend
+
+    attention = resolve(SPEC, backend=TritonBackend(interpret=True), layout="packed")
+    scale = torch.tensor([0.5, 2.0], dtype=torch.bfloat16)
+    assert attention.allocate(3, 16, dtype="int8", k_scale=scale).k_scale is scale
+    with pytest.raises(ValueError, match=r"k_scale\[1\]: got nan, expected a positive number"):
+        attention.allocate(3, 16, dtype="int8", k_scale=scale * torch.tensor([1, torch.nan]))
+    with pytest.raises(ValueError, match="v_scale: got -1, expected a positive number"):
+        attention.allocate(3, 16, dtype="int8", v_scale=-1)
+
+
+@pytest.mark.parametrize("backend", [AUTO, "xla"])
+def test_an_allocation_is_of_the_spec_and_layout_that_were_resolved(backend):
+    attention = resolve(SPEC, backend=backend)
+    cache_spec = KVCacheSpec.of(SPEC, block_size=16)
+    for name, again in (("cache_spec", cache_spec), ("spec", cache_spec), ("layout", "packed")):
+        with pytest.raises(TypeError, match=rf"^{name}: got .*, expected none here"):
+            attention.allocate(3, 16, **{name: again})
+    with pytest.raises(ValueError, match="sharding: got 'x', expected a Sharding, a Device or No"):
+        attention.allocate(3, 16, sharding="x")
+
+
+def test_specs_of_another_kind_are_refused():
+    cache_spec = KVCacheSpec.of(SPEC, block_size=16)
+    with pytest.raises(ValueError, match=r"^spec: got KVCacheSpec\(.*, expected an AttentionSpec"):
+        resolve(cache_spec)
+    for wrong in ("bfloat16", SPEC):
+        with pytest.raises(ValueError, match=r"^cache_spec: got .*, expected a KVCacheSpec or Non"):
+            resolve(SPEC, cache_spec=wrong)
+
+
 def test_the_target_decides_and_not_the_host():
     chosen = resolve(SPEC, target="tpu")
     assert (chosen.backend.name, chosen.target) == ("pallas_tpu", "tpu")
@@ -216,6 +252,47 @@ def test_what_is_no_backend_is_refused():
         resolve(SPEC, backend=3)
     with pytest.raises(TypeError, match="got the class Picky, expected an instance of it"):
         resolve(SPEC, backend=Picky)
+
+
+@pytest.mark.parametrize(
+    "layouts", [("flashinfer",), {"pallas", "packed"}, "packed", {get_layout("packed")}, None]
+)
+def test_layouts_that_are_no_layouts_in_an_order_are_refused(layouts):
+    backend = Picky()
+    backend.layouts = layouts
+    message = re.escape(f"backend: picky has layouts {layouts!r}, expected a tuple of Layouts")
+    with pytest.raises(TypeError, match=message):
+        resolve(SPEC, backend=backend)
+    with pytest.raises(TypeError, match=message):
+        run_conformance(backend)
+
+
+def test_a_third_party_whose_layouts_are_names_is_refused(third_party):
+    module = """
+        from paged.backends.reference import ReferenceBackend
+
+        class Named(ReferenceBackend):
+            layouts = ("flashinfer",)
+    """
+    third_party({"named": "third_party_backend:Named"}, module)
+    with pytest.raises(TypeError, match=r"third_party_backend:Named has layouts .*get_layout giv"):
+        load_backend("named")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("def __init__(self, device): ...", r"TypeError: .*missing 1 .*argument: 'device'"),
+        ("def __init__(self): raise KeyError('device')", "KeyError: 'device'"),
+        ("def __init__(self): raise RuntimeError('no device')", "RuntimeError: no device"),
+    ],
+)
+def test_a_third_party_that_cannot_be_made_is_named(third_party, body, told):
+    third_party({"fussy": "third_party_backend:Fussy"}, f"class Fussy:\n    {body}")
+    message = f"^backend: third_party_backend:Fussy cannot be made without arguments: {told}$"
+    with pytest.raises(ValueError, match=message) as caught:
+        load_backend("fussy")
+    assert type(caught.value.__cause__).__name__ == told.partition(":")[0]
 
 
 def test_a_third_party_is_found_after_our_own(third_party):

@@ -1,4 +1,4 @@
-"""A backend and a block manager with a fault each: what the reports are tested with."""
+"""Backends and a block manager with a fault each: what the reports are tested with."""
 
 import functools
 from dataclasses import replace
@@ -21,6 +21,19 @@ class WindowOffByOne(ReferenceBackend):
         if spec.window is not None:
             spec = replace(spec, window=spec.window + 1)
         return super()._attend(query, cache, metadata, spec, sinks)
+
+
+class NamesItsLayouts(ReferenceBackend):
+    """Says by name what it has to say by `Layout`."""
+
+    layouts = ("flashinfer",)
+
+
+class NeedsADevice(ReferenceBackend):
+    """Cannot be made without an argument."""
+
+    def __init__(self, device):
+        self.device = device
 
 
 class LosesABlock(KVCacheManager):

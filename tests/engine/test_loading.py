@@ -81,7 +81,7 @@ def test_a_model_that_somebody_made_stays_as_it_is(processor, caplog):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "", 5, {"names": ["a"]}])
+@pytest.mark.parametrize("dtype", ["float64", "int8", "", 5, {"names": ["a"]}, jnp.ones(1)])
 def test_a_type_that_no_model_runs_in_is_refused_alike(dtype):
     for model in ("tiny-gqa", load_model("tiny-gqa")):
         with pytest.raises(ValueError, match=r"^dtype: got .*, expected one of bfloat16, float16"):

@@ -1,14 +1,17 @@
 """`KVCache`: an array that knows its layout."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from paged.layouts import LAYOUTS, KVCache, check_slots_fit, get_layout
-from paged.spec import KVCacheSpec
+from paged.spec import AttentionSpec, KVCacheSpec
 
 SPEC = KVCacheSpec(num_kv_heads=2, head_dim=8, block_size=4, dtype="bfloat16")
+QUANTISED = KVCacheSpec(num_kv_heads=2, head_dim=8, block_size=4, dtype="int8")
 LATENT = KVCacheSpec(
     num_kv_heads=1,
     head_dim=8,
@@ -82,3 +85,59 @@ def test_a_number_of_blocks_that_is_none_is_refused(num_blocks):
 def test_a_layout_that_cannot_hold_the_spec_is_refused():
     with pytest.raises(ValueError, match="layout mla holds one latent per token"):
         KVCache.allocate(SPEC, "mla", 5)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2, np.float32(0.5), jnp.bfloat16(0.5), np.ones(2), None])
+def test_scales_that_are_numbers_are_kept_as_they_are(scale):
+    cache = KVCache.allocate(QUANTISED, "pallas", 5, k_scale=scale, v_scale=0.25)
+    assert cache.k_scale is scale
+    assert cache.v_scale == 0.25
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        ("x", "v_scale: got str, expected a number, an array or None"),
+        (True, "v_scale: got bool, expected a number, an array or None"),
+        ([0.5, 0.5], "v_scale: got list, expected a number, an array or None"),
+        (np.array([True, True]), "v_scale: got dtype bool, expected float32"),
+        (np.ones(2, complex), "v_scale: got dtype complex128, expected float32"),
+        (jnp.ones(3), "v_scale: got shape (3,), expected () or (2,) (num_kv_heads)"),
+        (jnp.ones((2, 1)), "v_scale: got shape (2, 1), expected () or (2,) (num_kv_heads)"),
+        (0, "v_scale: got 0, expected a positive number"),
+        (-0.5, "v_scale: got -0.5, expected a positive number"),
+        (float("nan"), "v_scale: got nan, expected a positive number"),
+        (10**40, f"v_scale: got {10**40}, expected a positive number"),
+        (1e-40, "v_scale: got 1e-40, expected a positive number, from 1.175494e-38 to 3.402823e+3"),
+        (jnp.float32(jnp.inf), "v_scale: got inf, expected a positive number"),
+        (jnp.array([0.5, 0.0]), "v_scale[1]: got 0.0, expected a positive number"),
+        (np.array([-1.0, 1.0]), "v_scale[0]: got -1.0, expected a positive number"),
+    ],
+)
+def test_scales_by_which_nothing_can_be_divided_are_refused(scale, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        KVCache.allocate(QUANTISED, "pallas", 5, k_scale=0.5, v_scale=scale)
+
+
+def test_traced_scales_are_taken_at_their_word():
+    allocate = jax.jit(lambda scale: KVCache.allocate(QUANTISED, "pallas", 5, k_scale=scale))
+    assert float(allocate(jnp.float32(0)).k_scale) == 0
+    with pytest.raises(ValueError, match=re.escape("k_scale: got shape (3,), expected () or (2,)")):
+        allocate(jnp.ones(3))
+
+
+def test_a_cache_lies_where_it_is_asked_to():
+    device = jax.devices()[0]
+    for sharding in (None, device, jax.sharding.SingleDeviceSharding(device)):
+        assert KVCache.allocate(SPEC, "pallas", 5, sharding=sharding).data.devices() == {device}
+    for wrong in ("x", 0, jax.sharding.PartitionSpec("heads")):
+        message = re.escape(f"sharding: got {wrong!r}, expected a Sharding, a Device or None")
+        with pytest.raises(ValueError, match=message):
+            KVCache.allocate(SPEC, "pallas", 5, sharding=wrong)
+
+
+def test_what_is_no_spec_is_refused():
+    attention = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, scale=1.0)
+    for wrong in ("bfloat16", None, attention):
+        with pytest.raises(ValueError, match=r"^spec: got .*, expected a KVCacheSpec"):
+            KVCache.allocate(wrong, "pallas", 5)

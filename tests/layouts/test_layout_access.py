@@ -1,5 +1,6 @@
 """Views, gather and write, against plain indexing, in every layout and library."""
 
+import itertools
 import re
 
 import jax.numpy as jnp
@@ -209,7 +210,10 @@ def test_slots_that_could_name_others_are_refused(library):
     else:
         past = BLOCKS * BLOCK_SIZE
         for slots in (np.array([5, past], np.int32), np.array([5, 2**32 + 5])):
-            message = f"slot_mapping[1]: got {slots[1]}, expected less than {past}"
+            message = (
+                f"slot_mapping[1]: got {slots[1]}, expected less than {past} ({BLOCKS} blocks of "
+                f"{BLOCK_SIZE} slots)"
+            )
             cases.append((slots, message))
     for slots, message in cases:
         # jnp.asarray would cut int64 before the layout sees it.
@@ -267,3 +271,27 @@ def test_cells_refuse_what_a_write_refuses(layout):
         layout.cells(data, key, value)
     with pytest.raises(ValueError, match=r"key: got shape \(3, 8\)"):
         layout.cells(data, key[:, 0], value)
+
+
+@pytest.mark.parametrize(("words", "count"), [(False, 14 + 8 + 10), (True, 10 + 4 + 6)])
+def test_whatever_padding_is_accepted_is_written_and_read_back(words, count):
+    """A declaration that no array could follow is refused when it is made."""
+    forms = ("block slot {} {} {}", "slot block ({} {}) {}", "block slot {} ({} {})")
+    accepted = 0
+    for form, axes, lanes in itertools.product(
+        forms, itertools.permutations(["kv", "head", "dim"]), (1, 3, 4)
+    ):
+        try:
+            layout = Layout("own", form.format(*axes), lanes=lanes, words=words)
+        except ValueError:
+            continue
+        accepted += 1
+        for dtype, heads, dim in itertools.product(("float32", "int8"), (1, 3), (2, 5)):
+            spec = KVCacheSpec(heads, dim, BLOCK_SIZE, dtype)
+            data = np.zeros(layout.shape(BLOCKS, spec), dtype)
+            key = np.arange(1, 2 * heads * dim + 1).reshape(2, heads, dim).astype(dtype)
+            layout.write(data, key, -key, np.array([6, 7], np.int32))
+            keys, values = layout.views(data, num_kv_heads=heads, head_dim=dim)
+            np.testing.assert_array_equal(keys[1, 2:4], key, err_msg=f"{layout}")
+            np.testing.assert_array_equal(values[1, 2:4], -key, err_msg=f"{layout}")
+    assert accepted == count

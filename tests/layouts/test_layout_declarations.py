@@ -211,6 +211,34 @@ def test_padding_of_blocks_and_slots_is_refused(pattern, padding):
 
 
 @pytest.mark.parametrize(
+    ("pattern", "padding", "padded"),
+    [
+        ("block slot head (kv dim)", {"lanes": 3}, "kv dim"),
+        ("block slot dim (kv head)", {"lanes": 128}, "kv head"),
+        ("block slot head dim kv", {"lanes": 4}, "kv"),
+        ("block slot (kv head) dim", {"words": True}, "kv head"),
+        ("block slot head kv dim", {"words": True}, "kv"),
+    ],
+)
+def test_padding_between_keys_and_values_is_refused(pattern, padding, padded):
+    message = f"pattern: got '{pattern}' with .*, which would pad ({padded}), expected kv after"
+    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")):
+        Layout("bad", pattern, **padding)
+
+
+@pytest.mark.parametrize("lanes", [2.5, True, "128", 0, -1])
+def test_lanes_that_are_no_number_of_them(lanes):
+    with pytest.raises(ValueError, match=f"^lanes: got {lanes!r}, expected an integer of at leas"):
+        Layout("bad", "block slot head kv dim", lanes=lanes)
+
+
+def test_an_odd_number_of_lanes_would_part_a_pair():
+    assert Layout("mine", "block slot kv head dim", lanes=3).shape(2, SPEC)[-1] == 66
+    with pytest.raises(ValueError, match=r"^lanes: got 3, expected an even .* is \(dim kv\)"):
+        Layout("bad", "block slot head (dim kv)", lanes=3)
+
+
+@pytest.mark.parametrize(
     "pattern",
     [
         "",

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import dense_logits
@@ -20,6 +21,7 @@ from paged.models import (
     resolve_model,
     save_model,
 )
+from paged.models.checkpoint import parameter_dtype
 
 CONFIG = ModelConfig(
     vocab_size=50,
@@ -218,6 +220,17 @@ def test_a_broken_index_is_named(index, message, folder):
 def test_a_dtype_that_no_parameter_has_is_refused(dtype):
     with pytest.raises(ValueError, match=f"dtype: got '{dtype}', expected one of bfloat16, float"):
         load_model("tiny-gqa", dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "f2", np.float32, jnp.float16, jnp.dtype("float32")])
+def test_a_dtype_is_taken_in_each_of_its_forms(kind):
+    assert parameter_dtype(kind) == jnp.dtype(kind)
+
+
+@pytest.mark.parametrize("array", [np.zeros(2, np.float32), jnp.ones(1), np.float32(1)])
+def test_an_array_is_no_dtype_though_it_has_one(array):
+    with pytest.raises(ValueError, match=r"^dtype: got .*, expected one of bfloat16, float16"):
+        parameter_dtype(array)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def write_into(cache: KVCache, key: Any, value: Any, slot_mapping: Any) -> None:
     if past_end.size:
         token = past_end[0]
         raise ValueError(
-            f"slot_mapping[{token}]: got {slots[token]}, expected less than {capacity}"
+            f"slot_mapping[{token}]: got {slots[token]}, expected less than {capacity} "
+            f"({where.size['block']} blocks of {where.size['slot']} slots)"
         )
     kept = slots >= 0
     block, offset = np.divmod(slots[kept], where.size["slot"])

@@ -16,7 +16,7 @@ from paged.backends.triton.interpreting import (
 from paged.backends.triton.plan import Plan
 from paged.backends.triton.planning import INTERPRETED, Device
 from paged.dtypes import storage_dtype
-from paged.layouts import KVCache, Layout, check_slots_fit
+from paged.layouts import KVCache, Layout, check_scale_values, check_slots_fit
 from paged.spec import KVCacheSpec
 
 
@@ -58,8 +58,8 @@ class TritonBackend(TritonKernels):
             device: torch's; by default the current GPU, or the host for an interpreter.
 
         Raises:
-            ValueError: the layout cannot hold the spec's cache, slots would not fit int32, or
-                there is no GPU.
+            ValueError: the layout cannot hold the spec's cache, slots would not fit int32, a
+                scale is not positive and finite or of another shape, or there is no GPU.
         """
         device = torch.device(device or self.device or "cpu")
         if device.type == "cuda" and not torch.cuda.is_available():
@@ -68,6 +68,7 @@ class TritonBackend(TritonKernels):
                 "TritonBackend(interpret=True)"
             )
         check_slots_fit(num_blocks, spec.block_size)
+        check_scale_values(spec.num_kv_heads, k_scale=k_scale, v_scale=v_scale)
         shape = layout.shape(num_blocks, spec)
         data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
         return KVCache(data, layout, k_scale, v_scale)

@@ -240,7 +240,8 @@ def test_a_slot_out_of_range_is_refused_before_anything_is_written(slot):
     cache = KVCache(jnp.zeros((9, 2, 2, 1, 4)), FLASHINFER)
     rows = jnp.ones((2, 1, 4))
     with pytest.raises(
-        ValueError, match=rf"slot_mapping\[1\]: got {slot}, expected -1 <= slot < 18"
+        ValueError,
+        match=rf"slot_mapping\[1\]: got {slot}, expected -1 <= slot < 18 \(9 blocks of 2 slots\)",
     ):
         CpuBackend().write(cache, rows, rows, np.array([4, slot], np.int32))
     assert not cache.data.any()

@@ -62,7 +62,7 @@ inline void check_attend(const Attend& call, int64_t seqs, int64_t tokens, int64
     require(
         query_len <= seq_len && seq_len <= room, "seq_lens[", seq, "]: got ", seq_len,
         ", expected ", query_len, " (its query length) to ", room,
-        " (what its table has room for)");
+        " (what its table has room for in blocks of ", call.block_size, " slots)");
     const int64_t first = seq_len - query_len + 1 - call.window;
     const int64_t begin = call.window == 0 || first < 0 ? 0 : first / call.block_size;
     for (int64_t column = begin; column <= (seq_len - 1) / call.block_size; ++column) {
@@ -127,7 +127,8 @@ void write_step(
     const int64_t slot = call.slots[token];
     require(
         slot >= -1 && slot < num_blocks * call.block_size, "slot_mapping[", token, "]: got ", slot,
-        ", expected -1 <= slot < ", num_blocks * call.block_size);
+        ", expected -1 <= slot < ", num_blocks * call.block_size, " (", num_blocks,
+        " blocks of ", call.block_size, " slots)");
   }
   const int64_t pieces = (tokens + kPieceTokens - 1) / kPieceTokens;
   for_each_piece(pieces, threads, to_pool, [&](int64_t piece) {

@@ -96,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _claim(
         "scales not checked before attention",
-        before="        check_scales(cache)\n        check_sinks",
+        before="        check_scales(cache, spec.num_kv_heads)\n        check_sinks",
         after="        check_sinks",
         likely=("refuse/scale_of_floats", "refuse/*"),
     ),
