@@ -16,6 +16,7 @@ from typing import Any
 
 from paged.backends.registry import TARGETS
 from paged.layouts import LAYOUTS, Layout, check_slots_fit, get_layout
+from paged.names import unknown_name
 from paged.spec import KVCacheSpec
 
 _PRESETS = Path(__file__).parent / "presets"
@@ -315,9 +316,11 @@ def read_model(source: str | Path | Mapping[str, Any]) -> ModelCache:
         file = Path(source).expanduser()
         file = file / "config.json" if file.is_dir() else file
         if not file.is_file():
-            raise ValueError(
-                f"model: got {str(source)!r}, expected a config.json, a folder with one, or one "
-                f"of {', '.join(preset_names())}"
+            raise unknown_name(
+                "model",
+                str(source),
+                preset_names(),
+                expected="a config.json, a folder with one, or one of {}",
             )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

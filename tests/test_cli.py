@@ -318,6 +318,20 @@ def test_an_error_is_one_line_and_code_2(arguments, message, as_json):
     assert line.startswith(f"paged: {message}")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("plan", "llama3-8b", "--memory", "1GiB"), "llama-3-8b"),
+        (("layouts", "tiny-mlla"), "tiny-mla"),
+        (("plan", "llama-3-8b", "--memory", "1GiB", "--layout", "flash-attn"), "flash_attn"),
+        (("generate", "tiny-gqq", "--prompt", "a"), "tiny-gqa"),
+        (("conform", "tritn"), "triton"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_offered(arguments, meant):
+    assert run(*arguments, code=2).stderr.endswith(f"; did you mean {meant}?\n")
+
+
 def test_a_stream_for_a_person_is_of_one_prompt():
     result = run("generate", "--prompt", "a", "--prompt", "b", "--stream", code=2)
     assert result.stderr == "paged: stream: got 2 prompts, expected one (or --json)\n"
