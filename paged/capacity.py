@@ -306,7 +306,8 @@ def read_model(source: str | Path | Mapping[str, Any]) -> ModelCache:
         source: a preset's name, a folder with a config.json, such a file, or its content.
 
     Raises:
-        ValueError: nothing of that name, no JSON object, or fields missing or unknown.
+        ValueError: nothing of that name, a file that cannot be read or holds no JSON object, or
+            fields missing or unknown.
     """
     if isinstance(source, Mapping):
         return _from_config(source, name=str(source.get("model_type", "config")))
@@ -324,6 +325,10 @@ def read_model(source: str | Path | Mapping[str, Any]) -> ModelCache:
             )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"model: got {str(source)!r}, expected a config.json that can be read: {error.strerror}"
+        ) from error
     except ValueError as error:
         raise ValueError(f"model: {file} is no JSON: {error}") from None
     if not isinstance(config, dict):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -350,6 +351,20 @@ def test_what_the_engine_refuses_is_one_line_too(folder, options, message):
     result = run("generate", folder, "--prompt", "a", *options, code=2)
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"paged: {message}")
+
+
+def test_a_file_that_cannot_be_opened_is_named_without_a_number(folder, monkeypatch):
+    def refuse(file, **_):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    # Mode bits do not stop root.
+    monkeypatch.setattr(Path, "read_text", refuse)
+    told = run("generate", folder, "--prompt", "a", code=2).stderr
+    file = folder / "config.json"
+    assert told == f"paged: {file}: Permission denied, expected a file that can be opened\n"
+    told = run("plan", folder, "--memory", "1GiB", code=2).stderr
+    expected = "expected a config.json that can be read: Permission denied"
+    assert told == f"paged: model: got '{folder}', {expected}\n"
 
 
 @pytest.mark.parametrize("position", ["before", "after"])

@@ -159,12 +159,19 @@ class OneLineErrors(TyperGroup):
         except _ClickException as error:
             code = _report(error.format_message(), error, debug)
         except _EXPECTED as error:
-            code = _report(str(error) or type(error).__name__, error, debug)
+            code = _report(_words(error), error, debug)
         else:
             code = result if isinstance(result, int) else 0
         if standalone:
             sys.exit(code)
         return code
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        # Without the number that Python puts in front.
+        return f"{error.filename}: {error.strerror}, expected a file that can be opened"
+    return str(error) or type(error).__name__
 
 
 def _report(message: str, error: BaseException, debug: bool) -> int:
