@@ -128,8 +128,20 @@ def test_by_default_all_usable_backends(monkeypatch):
     monkeypatch.setattr(lookup, "_load", listing(elsewhere=on("cuda")))
     result = run(*FEW, "--dtype", "float32")
     assert "reference: 2 passed" in result.stdout
+    told = "no backend is named, so all that this host can run: reference\n"
+    assert result.stderr.startswith(told), "no time is promised for a part of the suite"
     assert "nothing left out: needs no_such_package" in words(result.stderr)
     assert "elsewhere: not run, runs on cuda, this host has cpu" in result.stdout
+
+
+def test_by_default_the_time_of_a_whole_run_is_told_first(monkeypatch):
+    monkeypatch.setattr(lookup, "backend_names", lambda: ("nothing",))
+    monkeypatch.setattr(lookup, "_load", listing())
+    # Nothing runs, so that nothing is shown.
+    first = run(code=1).stderr.splitlines()[0]
+    assert first.startswith("no backend is named, so all that this host can run: none; on a CPU")
+    assert "xla 4 minutes of CPU time" in first
+    assert "xla 4 minutes of CPU time" in words(run("--help").stdout)
 
 
 def listing(**backends):
