@@ -277,9 +277,18 @@ def test_help_has_an_example_and_json(command):
     assert "--json" in shown
 
 
+def test_help_says_where_usable_backends_are_listed():
+    for command in ("generate", "profile"):
+        shown = " ".join(run(command, "--help").stdout.split())
+        assert "`paged backends` says which run here" in shown
+
+
 def test_the_command_alone_shows_help_and_version():
     shown = run().stdout
     assert all(command in shown for command in COMMANDS)
+    shown = run("lab").stdout
+    assert shown == run("lab", "--help").stdout
+    assert "\n  compile " in shown
     assert run("--version").stdout == f"paged {paged.__version__}\n"
 
 

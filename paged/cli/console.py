@@ -140,6 +140,12 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def help_alone(context: typer.Context) -> None:
+    """A group's help where none of its commands is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 class OneLineErrors(TyperGroup):
     """A group whose errors are one line on stderr and exit code 2; `--debug` shows where."""
 
