@@ -99,6 +99,9 @@ def load(name: str, asks: list[Ask], repeats: int) -> dict[str, Any]:
         return statistics.median(statistics.fmean(run[kind]) for run in seconds[is_on]) * 1e6
 
     total = sum(len(ask.token_ids) for ask in asks)
+    outputs = sum(ask.num_outputs for ask in asks) / len(asks)
+    step = f"step of {IN_FLIGHT}"
+    more = {kind: mean(True, kind) - mean(False, kind) for kind in ("admit", step)}
     return {
         "load": name,
         "tokens_per_prompt": total / len(asks),
@@ -107,8 +110,11 @@ def load(name: str, asks: list[Ask], repeats: int) -> dict[str, Any]:
         "copies_per_request": copies / len(asks),
         "admit_us_without": mean(False, "admit"),
         "admit_us_with": mean(True, "admit"),
-        "step_us_without": mean(False, f"step of {IN_FLIGHT}"),
-        "step_us_with": mean(True, f"step of {IN_FLIGHT}"),
+        "step_us_without": mean(False, step),
+        "step_us_with": mean(True, step),
+        "outputs_per_request": outputs,
+        # Its admission, and its share of the steps that give it its outputs.
+        "more_us_per_request": more["admit"] + more[step] / IN_FLIGHT * outputs,
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from paged.backends.registry import TARGETS
 from paged.layouts import LAYOUTS, Layout, check_slots_fit, get_layout
+from paged.names import unknown_name
 from paged.spec import KVCacheSpec
 
 _PRESETS = Path(__file__).parent / "presets"
@@ -305,7 +306,8 @@ def read_model(source: str | Path | Mapping[str, Any]) -> ModelCache:
         source: a preset's name, a folder with a config.json, such a file, or its content.
 
     Raises:
-        ValueError: nothing of that name, no JSON object, or fields missing or unknown.
+        ValueError: nothing of that name, a file that cannot be read or holds no JSON object, or
+            fields missing or unknown.
     """
     if isinstance(source, Mapping):
         return _from_config(source, name=str(source.get("model_type", "config")))
@@ -315,12 +317,18 @@ def read_model(source: str | Path | Mapping[str, Any]) -> ModelCache:
         file = Path(source).expanduser()
         file = file / "config.json" if file.is_dir() else file
         if not file.is_file():
-            raise ValueError(
-                f"model: got {str(source)!r}, expected a config.json, a folder with one, or one "
-                f"of {', '.join(preset_names())}"
+            raise unknown_name(
+                "model",
+                str(source),
+                preset_names(),
+                expected="a config.json, a folder with one, or one of {}",
             )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"model: got {str(source)!r}, expected a config.json that can be read: {error.strerror}"
+        ) from error
     except ValueError as error:
         raise ValueError(f"model: {file} is no JSON: {error}") from None
     if not isinstance(config, dict):

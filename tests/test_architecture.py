@@ -17,14 +17,15 @@ ROOT = PACKAGE.parent
 # What each part may import of `paged`, itself aside. A part that is not here is a failure: say
 # where it stands when you add one.
 _CONTRACT = {"spec", "dtypes", "metadata", "validation"}
-_KERNELS = _CONTRACT | {"layouts", "backends"}
+_KERNELS = _CONTRACT | {"names", "layouts", "backends"}
 ALLOWED = {
     "dtypes": set(),
+    "names": set(),
     "spec": {"dtypes"},
     "metadata": {"spec", "dtypes"},
     "validation": {"spec", "dtypes", "metadata"},
-    "layouts": _CONTRACT,
-    "backends": _CONTRACT | {"layouts"},
+    "layouts": _CONTRACT | {"names"},
+    "backends": _CONTRACT | {"names", "layouts"},
     "blocks": {"spec", "dtypes"},
     "capacity": _KERNELS,
     "models": _KERNELS,

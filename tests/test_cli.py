@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -288,9 +289,18 @@ def test_help_has_an_example_and_json(command):
     assert "--json" in shown
 
 
+def test_help_says_where_usable_backends_are_listed():
+    for command in ("generate", "profile"):
+        shown = " ".join(run(command, "--help").stdout.split())
+        assert "`paged backends` says which run here" in shown
+
+
 def test_the_command_alone_shows_help_and_version():
     shown = run().stdout
     assert all(command in shown for command in COMMANDS)
+    shown = run("lab").stdout
+    assert shown == run("lab", "--help").stdout
+    assert "\n  compile " in shown
     assert run("--version").stdout == f"paged {paged.__version__}\n"
 
 
@@ -330,6 +340,20 @@ def test_an_error_is_one_line_and_code_2(arguments, message, as_json):
     assert line.startswith(f"paged: {message}")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("plan", "llama3-8b", "--memory", "1GiB"), "llama-3-8b"),
+        (("layouts", "tiny-mlla"), "tiny-mla"),
+        (("plan", "llama-3-8b", "--memory", "1GiB", "--layout", "flash-attn"), "flash_attn"),
+        (("generate", "tiny-gqq", "--prompt", "a"), "tiny-gqa"),
+        (("conform", "tritn"), "triton"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_offered(arguments, meant):
+    assert run(*arguments, code=2).stderr.endswith(f"; did you mean {meant}?\n")
+
+
 def test_a_stream_for_a_person_is_of_one_prompt():
     result = run("generate", "--prompt", "a", "--prompt", "b", "--stream", code=2)
     assert result.stderr == "paged: stream: got 2 prompts, expected one (or --json)\n"
@@ -348,6 +372,20 @@ def test_what_the_engine_refuses_is_one_line_too(folder, options, message):
     result = run("generate", folder, "--prompt", "a", *options, code=2)
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"paged: {message}")
+
+
+def test_a_file_that_cannot_be_opened_is_named_without_a_number(folder, monkeypatch):
+    def refuse(file, **_):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    # Mode bits do not stop root.
+    monkeypatch.setattr(Path, "read_text", refuse)
+    told = run("generate", folder, "--prompt", "a", code=2).stderr
+    file = folder / "config.json"
+    assert told == f"paged: {file}: Permission denied, expected a file that can be opened\n"
+    told = run("plan", folder, "--memory", "1GiB", code=2).stderr
+    expected = "expected a config.json that can be read: Permission denied"
+    assert told == f"paged: model: got '{folder}', {expected}\n"
 
 
 @pytest.mark.parametrize("position", ["before", "after"])

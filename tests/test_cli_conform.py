@@ -12,7 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from paged.cli import app
+from paged.cli.conform_text import show_run
 from paged.conformance import CASES, lookup, mutants
+from paged.conformance.run import Run, Shown
+from paged.layouts import LAYOUTS
 
 FOLDER = Path(__file__).parent / "conformance"
 FAULTY = "failing:WindowOffByOne"
@@ -44,6 +47,22 @@ def test_a_sound_backend():
     wrong = sum(case.check == "refusal" for case in CASES)
     assert f"Wrong asks refused: {wrong} (refuse/*)" in shown
     assert f"reference: 3 passed, 0 failed, {wrong} refused, 2 not run" in shown
+
+
+@pytest.mark.parametrize(("width", "tables"), [(40, 3), (60, 2), (80, 1)])
+def test_the_matrix_keeps_to_the_terminals_width(monkeypatch, capsys, width, tables):
+    monkeypatch.setenv("COLUMNS", str(width))
+    layouts = tuple(LAYOUTS)
+    name = "quantised/k"
+    results = [Shown(name, layout, "float32", "passed", "", "", "") for layout in layouts]
+    show_run(Run("mine", "mine", layouts, tuple(results), {}))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "┏┃┡│└"]
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("┏") for line in lines) == tables
+    cells = [line for line in lines if line.startswith("│")]
+    assert sum(line.count("pass") for line in cells) == len(layouts)
+    # Whole where there is room for it.
+    assert tables == 1 or sum("quantised" in line for line in cells) == tables
 
 
 def test_a_faulty_backend_fails_with_the_rule_and_the_command():
@@ -109,8 +128,20 @@ def test_by_default_all_usable_backends(monkeypatch):
     monkeypatch.setattr(lookup, "_load", listing(elsewhere=on("cuda")))
     result = run(*FEW, "--dtype", "float32")
     assert "reference: 2 passed" in result.stdout
+    told = "no backend is named, so all that this host can run: reference\n"
+    assert result.stderr.startswith(told), "no time is promised for a part of the suite"
     assert "nothing left out: needs no_such_package" in words(result.stderr)
     assert "elsewhere: not run, runs on cuda, this host has cpu" in result.stdout
+
+
+def test_by_default_the_time_of_a_whole_run_is_told_first(monkeypatch):
+    monkeypatch.setattr(lookup, "backend_names", lambda: ("nothing",))
+    monkeypatch.setattr(lookup, "_load", listing())
+    # Nothing runs, so that nothing is shown.
+    first = run(code=1).stderr.splitlines()[0]
+    assert first.startswith("no backend is named, so all that this host can run: none; on a CPU")
+    assert "xla 4 minutes of CPU time" in first
+    assert "xla 4 minutes of CPU time" in words(run("--help").stdout)
 
 
 def listing(**backends):

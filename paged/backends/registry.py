@@ -12,6 +12,7 @@ import jax
 from paged.backends.api import AttentionOutput, Backend, UnsupportedError, check_layouts
 from paged.layouts import KVCache, Layout, get_layout
 from paged.metadata import AttentionMetadata
+from paged.names import unknown_name
 from paged.spec import AttentionSpec, KVCacheSpec
 
 ENTRY_POINT_GROUP = "paged.backends"
@@ -152,7 +153,7 @@ def load_backend(name: str) -> Backend | Unavailable:
     elif name in third_party:
         where = third_party[name]
     else:
-        raise ValueError(f"backend: got {name!r}, expected one of {', '.join(backend_names())}")
+        raise unknown_name("backend", name, backend_names())
     return import_backend(where, name)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from paged import __version__
 from paged.cli import conform, demo, generate, inventory, lab, plan, profile, replay
-from paged.cli.console import OneLineErrors
+from paged.cli.console import OneLineErrors, help_alone
 
 app = typer.Typer(
     name="paged",
@@ -49,8 +49,7 @@ def _root(
     ] = False,
 ) -> None:
     del version, debug
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    help_alone(context)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What `paged conform` shows: a matrix, what was not run and why, each failure with its command."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paged.cli.console import side_by_side
 from paged.conformance.matrix import Cell, by_reason, counted, matrix
 from paged.conformance.run import Run, Shown
 
@@ -17,19 +18,18 @@ if TYPE_CHECKING:
 
 _MOST_FAILURES = 10
 _MOST_NAMES = 4
+# Of a column with its border: all layouts of this project then share a table of 80 columns.
+_NARROWEST = 8
 _STYLES = {"failed": "bold red", "passed": "green", "refused": "blue", "not_run": "dim"}
 
 
 def show_run(run: Run) -> None:
     """One subject: matrix, reasons, failures; what matters most stands last."""
     typer.echo(f"{run.name}, feature by layout:")
-    table = Table()
-    table.add_column("feature")
-    for layout in run.layouts:
-        table.add_column(layout, overflow="fold")
-    for feature, cells in matrix(run).items():
-        table.add_row(feature, *(_cell(cells[layout]) for layout in run.layouts))
-    Console(markup=False, highlight=False).print(table)
+    console = Console(markup=False, highlight=False)
+    columns = ("feature", *run.layouts)
+    for chosen in side_by_side(len(columns), _narrowest, console.width):
+        console.print(_matrix(run, [columns[i] for i in chosen[1:]]))
     _show_reasons("Not run", by_reason(run.results, "not_run"))
     # Asks that contradict themselves: each backend refuses them all, in words of its own.
     wrong = sum(result.is_wrong_ask and result.status == "refused" for result in run.results)
@@ -39,6 +39,22 @@ def show_run(run: Run) -> None:
         typer.echo(f"Wrong asks refused: {wrong} (refuse/*)")
     _show_failures(run)
     typer.echo(f"{run.name}: {counted(run.summary)} ({run.seconds:.1f} s)")
+
+
+def _narrowest(chosen: Sequence[int]) -> int:
+    """Room in which words of so many columns can still be read."""
+    return _NARROWEST * len(chosen) + 1
+
+
+def _matrix(run: Run, layouts: Sequence[str]) -> Table:
+    table = Table()
+    # Where tables follow each other there is room for the whole word.
+    table.add_column("feature", no_wrap=len(layouts) < len(run.layouts))
+    for layout in layouts:
+        table.add_column(layout, overflow="fold")
+    for feature, cells in matrix(run).items():
+        table.add_row(feature, *(_cell(cells[layout]) for layout in layouts))
+    return table
 
 
 def _cell(cell: Cell) -> Text:

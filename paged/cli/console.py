@@ -56,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
         wide = Console(width=_WIDE)
         return Measurement.get(wide, wide.options, part(chosen)).minimum
 
-    for index, chosen in enumerate(_parts(len(heads), width, console.width)):
+    for index, chosen in enumerate(side_by_side(len(heads), width, console.width)):
         table = part(chosen)
         if index == 0 and title:
             table.title, table.title_justify = title, "left"
@@ -78,7 +78,7 @@ def print_columns(lines: Sequence[Sequence[str]]) -> None:
     def part(chosen: Sequence[int]) -> list[list[str]]:
         return [[line[i] for i in chosen] for line in lines]
 
-    parts = _parts(len(lines[0]), lambda chosen: _width(part(chosen)), room)
+    parts = side_by_side(len(lines[0]), lambda chosen: _width(part(chosen)), room)
     for index, chosen in enumerate(parts):
         if index:
             typer.echo()
@@ -92,10 +92,10 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, Console().width, break_long_words=False, break_on_hyphens=False)
 
 
-def _parts(
+def side_by_side(
     num_columns: int, width: Callable[[Sequence[int]], int], room: int
 ) -> Iterator[Sequence[int]]:
-    """Which columns stand side by side: the first, and as many others as there is room for."""
+    """Which columns stand in each table: the first, and as many others as there is room for."""
     chosen = [0]
     for column in range(1, num_columns):
         if len(chosen) > 1 and width([*chosen, column]) > room:
@@ -140,6 +140,12 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def help_alone(context: typer.Context) -> None:
+    """A group's help where none of its commands is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 class OneLineErrors(TyperGroup):
     """A group whose errors are one line on stderr and exit code 2; `--debug` shows where."""
 
@@ -159,12 +165,19 @@ class OneLineErrors(TyperGroup):
         except _ClickException as error:
             code = _report(error.format_message(), error, debug)
         except _EXPECTED as error:
-            code = _report(str(error) or type(error).__name__, error, debug)
+            code = _report(_words(error), error, debug)
         else:
             code = result if isinstance(result, int) else 0
         if standalone:
             sys.exit(code)
         return code
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        # Without the number that Python puts in front.
+        return f"{error.filename}: {error.strerror}, expected a file that can be opened"
+    return str(error) or type(error).__name__
 
 
 def _report(message: str, error: BaseException, debug: bool) -> int:

@@ -41,7 +41,9 @@ def generate(
         list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")
     ] = None,
     layout: Annotated[str, typer.Option(help="How blocks lie in memory.")] = "auto",
-    backend: Annotated[str, typer.Option(help="The attention kernel.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="The attention kernel; `paged backends` says which run here.")
+    ] = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     num_blocks: Annotated[
         int | None,

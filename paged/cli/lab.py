@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paged.cli.console import JsonOption, note, print_columns, print_json, wrapped
+from paged.cli.console import JsonOption, help_alone, note, print_columns, print_json, wrapped
 from paged.cli.lab_grid import refuse_sizes, show_grid
 from paged.cli.lab_table import COLUMNS, by_cost, markdown_table, text_table
 from paged.cli.lab_triton import triton
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Compile kernels for hardware that is not there, and count what they cost.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.callback(invoke_without_command=True)(help_alone)
 
 TargetOption = Annotated[
     str, typer.Option(help="Some of v4, v5e, v5p, v6e, v7x, h100, b200, a100; 'all' is every TPU.")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from paged.capacity import ModelCache, preset_names, read_model
+from paged.names import unknown_name
 
 
 def model_cache(model: str) -> ModelCache:
@@ -17,8 +18,10 @@ def model_cache(model: str) -> ModelCache:
     from paged.models.builtin import builtin_models, resolve_model
 
     if model not in builtin_models():
-        names = ", ".join((*preset_names(), *builtin_models()))
-        raise ValueError(
-            f"model: got {model!r}, expected a config.json, a folder with one, or one of {names}"
+        raise unknown_name(
+            "model",
+            model,
+            (*preset_names(), *builtin_models()),
+            expected="a config.json, a folder with one, or one of {}",
         )
     return read_model(resolve_model(model))

@@ -52,7 +52,9 @@ def profile(
     prompt_tokens: Annotated[int, typer.Option(help="Of each prompt, drawn at random.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each.")] = 32,
     layout: Annotated[str, typer.Option(help="How blocks lie in memory.")] = "auto",
-    backend: Annotated[str, typer.Option(help="The attention kernel.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="The attention kernel; `paged backends` says which run here.")
+    ] = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     dtype: Annotated[
         str | None, typer.Option(help="Of parameters and cache; the model's by default.")

@@ -82,7 +82,12 @@ def replay(
         require_folder(plot)
     sizes = _block_sizes(block_size)
     policies = policy.split(",")
-    trace = read_trace(file, limit)
+    try:
+        trace = read_trace(file, limit)
+    except OSError as error:
+        raise ValueError(
+            f"file: got {str(file)!r}, expected a trace that can be read: {error.strerror}"
+        ) from error
     most = longest(trace, max_len)
     slots, bought = _bought(pool, model, target)
     setting = Setting(

@@ -74,7 +74,7 @@ def read_baseline(path: Path) -> Baseline:
         ValueError: no such file, or it is no baseline.
     """
     if not path.is_file():
-        raise ValueError(f"baseline: no file {path}")
+        raise ValueError(f"baseline: no file {path}, expected a baseline that was written before")
     try:
         form = json.loads(path.read_text())
         entries = tuple(

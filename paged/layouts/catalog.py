@@ -1,6 +1,7 @@
 """The layouts this project knows, one declaration each. Adding one is a line here."""
 
 from paged.layouts.layout import Layout
+from paged.names import unknown_name
 
 FLASH_ATTN = Layout("flash_attn", "kv block slot head dim")
 FLASHINFER = Layout("flashinfer", "block kv slot head dim")
@@ -32,5 +33,5 @@ def get_layout(layout: str | Layout) -> Layout:
     if isinstance(layout, Layout):
         return layout
     if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
+        raise unknown_name("layout", layout, LAYOUTS)
     return LAYOUTS[layout]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from paged.names import unknown_name
+
 _CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 
@@ -22,8 +24,10 @@ def resolve_model(model: str | Path) -> Path:
         return _CHECKPOINTS / model
     folder = Path(model).expanduser()
     if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"model: got {str(model)!r}, expected a folder with a config.json, or one of the "
-            f"built-in models: {', '.join(builtin_models()) or 'none'}"
+        raise unknown_name(
+            "model",
+            str(model),
+            builtin_models(),
+            expected="a folder with a config.json, or one of the built-in models: {}",
         )
     return folder

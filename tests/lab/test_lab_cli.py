@@ -33,7 +33,7 @@ def test_a_missing_compiler_is_one_line_with_the_command(monkeypatch):
         (("compile", "nope", "--target", "v6e"), "backend: got 'nope'"),
         (("compile", "xla", "--target", "v6e", "--layout", "nope"), "layout: got 'nope'"),
         (("compile", "xla", "--target", "v6e", "--block-size", "16,x"), "block_size: got 'x'"),
-        (("baseline", "nowhere.json"), "no file nowhere.json"),
+        (("baseline", "nowhere.json"), "baseline: no file nowhere.json, expected a baseline"),
     ],
 )
 def test_mistakes_are_one_line(monkeypatch, arguments, words):

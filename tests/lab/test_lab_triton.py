@@ -167,7 +167,7 @@ def test_a_baseline_is_read_as_it_was_written(tmp_path):
         (("--kernel", "nope"), "kernel: got 'nope'"),
         (("--update", "why"), "expected a file with --baseline"),
         (("--update", " ", "--baseline", "b.json"), "expected the reason"),
-        (("--baseline", "nowhere.json"), "no file nowhere.json"),
+        (("--baseline", "nowhere.json"), "baseline: no file nowhere.json, expected a baseline"),
     ],
 )
 def test_mistakes_are_one_line(monkeypatch, arguments, words):

@@ -102,6 +102,13 @@ def test_what_is_refused(tmp_path, arguments, message):
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("name", "why"), [("none.csv", "No such file"), ("", "Is a directory")])
+def test_a_trace_that_cannot_be_read(tmp_path, name, why):
+    told = replay(tmp_path / name, code=2).stderr
+    wanted = f"file: got '{tmp_path / name}', expected a trace that can be read: {why}"
+    assert told.startswith(f"paged: {wanted}")
+
+
 def test_a_trace_too_small_for_the_default_pool_is_what_is_blamed(tmp_path):
     file = tmp_path / "tiny.jsonl"
     file.write_text(mooncake_line(0, 9, 3, [1]) + "\n")

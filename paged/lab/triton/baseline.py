@@ -42,7 +42,7 @@ def read_triton_baseline(path: Path) -> TritonBaseline:
         ValueError: no such file, or it is no baseline.
     """
     if not path.is_file():
-        raise ValueError(f"baseline: no file {path}")
+        raise ValueError(f"baseline: no file {path}, expected a baseline that was written before")
     try:
         form = json.loads(path.read_text())
         rows = tuple(form["rows"])
