@@ -18,20 +18,25 @@ struct Run {
 
 // Runs that are fetched line by line while something else is computed. After the last one stands a
 // run that is never finished; so there is always a next line.
+//
+// They are fetched evenly over the work that is done meanwhile: a core drops what it is asked for
+// faster than memory can follow, and memory waits for one that asks for nothing.
 struct Ahead {
   const Run* run;
   const char* at;
-  int64_t lines;  // to be fetched with each key of each head
+  // What is fetched with each unit of work, and what was not yet, in parts of a line.
+  uint64_t rate, owed = 0;
+  static constexpr uint64_t kParts = 1 << 20;
 
-  // How many of `count` keys' lines are for a phase that takes so many eighths of the time.
-  PAGED_INLINE int64_t share(int64_t eighths, int64_t count = 1) const {
-    return (lines * count * eighths + 7) / 8;
-  }
+  // Parts of lines for some work, which is counted in products of two numbers.
+  PAGED_INLINE uint64_t beside(int64_t work) const { return uint64_t(work) * rate; }
 
-  PAGED_INLINE void fetch(int64_t count) {
+  PAGED_INLINE void fetch(uint64_t parts) {
+    owed += parts;
+    if (owed < kParts) return;
     const char* from = at;
     const char* end = run->end;
-    for (; count > 0; --count) {
+    for (; owed >= kParts; owed -= kParts) {
       __builtin_prefetch(from, 0, 3);
       from += kLine;
       if (__builtin_expect(from >= end, 0)) {
@@ -59,21 +64,23 @@ struct Next {
   }
 };
 
-// What is fetched beside a product, for each of its keys or values.
+// What is fetched beside a product.
 struct Fetch {
   Next next;
   Ahead* ahead = nullptr;
-  int64_t lines = 0;
 
-  PAGED_INLINE void row(int64_t row) const {
+  PAGED_INLINE uint64_t beside(int64_t work) const {
+    return ahead == nullptr ? 0 : ahead->beside(work);
+  }
+
+  // With each key or value, `parts` being those beside the work on it.
+  PAGED_INLINE void row(int64_t row, uint64_t parts) const {
     next.fetch(row);
-    if (lines > 0) ahead->fetch(lines);
+    if (parts > 0) ahead->fetch(parts);
   }
 
-  // For some rows of a product that fetches this once for all of its rows.
-  PAGED_INLINE Fetch part(int64_t rows, int64_t all_rows, bool is_first) const {
-    return {is_first ? next : Next{}, ahead, (lines * rows + all_rows - 1) / all_rows};
-  }
+  // For all rows of a product but the first ones.
+  PAGED_INLINE Fetch again() const { return {Next{}, ahead}; }
 };
 
 // The runs of keys and values.
@@ -105,8 +112,9 @@ class Runs {
     }
   }
 
-  // Those of an item's next keys, `most` of them at most. What was given before is no longer valid.
-  Ahead of(const Item& item, int64_t key, int64_t most) {
+  // Those of an item's next keys, `most` of them at most, over so much work. What was given before is
+  // no longer valid.
+  Ahead of(const Item& item, int64_t key, int64_t most, int64_t work) {
     // None where entries of a row do not lie side by side.
     if (call_.strides.dim != 1) return none();
     Run* last = runs_;
@@ -117,10 +125,10 @@ class Runs {
       last = take_block(item, key / call_.block_size, slot, slots, last);
       key += slots;
     }
-    return up_to(last);
+    return up_to(last, work);
   }
 
-  Ahead none() { return up_to(runs_); }
+  Ahead none() { return up_to(runs_, 1); }
 
  private:
   // Sizes that depend on the block, and on the item.
@@ -129,11 +137,14 @@ class Runs {
     int64_t stride, size;
   };
 
-  Ahead up_to(Run* last) {
+  Ahead up_to(Run* last, int64_t work) {
     last->begin = static_cast<const char*>(call_.cache);
     last->end = reinterpret_cast<const char*>(~uintptr_t{0});
-    const int64_t row = (call_.dim * itemsize_ + kLine - 1) / kLine;
-    return {runs_, runs_->begin, last == runs_ ? 0 : row * kinds_};
+    int64_t lines = 0;
+    for (const Run* run = runs_; run != last; ++run) {
+      lines += (run->end - run->begin + kLine - 1) / kLine;
+    }
+    return {runs_, runs_->begin, uint64_t(lines) * Ahead::kParts / uint64_t(work)};
   }
 
   Run* take_block(const Item& item, int64_t column, int64_t slot, int64_t slots, Run* last) {

@@ -23,9 +23,8 @@ constexpr int64_t kRowsToPack = 24;
 // From this many rows on a tile is converted once; fewer read the cache itself.
 constexpr int64_t kRowsToConvert = 9;
 
-// Eighths of the time that a tile's logits, weights and sums of values take, about: what lies ahead is
-// fetched evenly over all of them.
-constexpr int64_t kLogitsTime = 4, kWeightsTime = 1, kValuesTime = 3;
+// What a weight takes, about, in products.
+constexpr int64_t kWeightWork = 40;
 
 PAGED_INLINE int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
 
@@ -150,10 +149,12 @@ struct Worker {
     for (int64_t begin = item.key_begin; begin < item.key_end; begin += tile) {
       const int64_t left = item.key_end - begin, count = left < tile ? left : tile;
       find_keys(call, item.seq, begin, count, scratch.offsets);
+      const int64_t work =
+          item.heads() * rows * count * (call.dim + kSumWork + kWeightWork + call.value_dim);
       // Few rows wait for memory, many do not.
       Ahead ahead = rows >= kRowsToPack ? runs.none()
-                    : left > count      ? runs.of(item, begin + count, tile)
-                    : next != nullptr   ? runs.of(*next, next->key_begin, tile)
+                    : left > count      ? runs.of(item, begin + count, tile, work)
+                    : next != nullptr   ? runs.of(*next, next->key_begin, tile, work)
                                         : runs.none();
       for (int64_t head = item.head_begin; head < item.head_end; ++head) {
         const auto* keys = static_cast<const Stored*>(call.cache) + head * call.strides.head;
@@ -175,14 +176,12 @@ struct Worker {
       const auto* values = reinterpret_cast<const char*>(keys + call.strides.to_value);
       const auto* next_keys = reinterpret_cast<const char*>(keys + call.strides.head);
       with_keys = {
-          {values, scratch.offsets, is_latent ? 0 : count, size, call.value_dim * size}, &ahead,
-          ahead.share(kLogitsTime)};
+          {values, scratch.offsets, is_latent ? 0 : count, size, call.value_dim * size}, &ahead};
       with_values = {
-          {next_keys, scratch.offsets, has_next ? count : 0, size, call.dim * size}, &ahead,
-          ahead.share(kValuesTime)};
+          {next_keys, scratch.offsets, has_next ? count : 0, size, call.dim * size}, &ahead};
     }
     const auto use_values = [&](const auto& value_rows) {
-      weigh(h, begin, count, is_read ? ahead.share(kWeightsTime, count) / rows : 0, ahead);
+      weigh(h, begin, count, ahead);
       multiply(
           scratch.logits, kMostTile, rows, value_rows, call.value_dim, count, scratch.kept,
           scratch.out + h * rows * value_dim, value_dim, with_values);
@@ -223,10 +222,10 @@ struct Worker {
     with_rows(key_rows, EvenRows{scratch.values, value_dim});
   }
 
-  // Logits become weights, while `lines` are fetched with each row.
-  void weigh(int64_t h, int64_t begin, int64_t count, int64_t lines, Ahead& ahead) {
+  // Logits become weights.
+  void weigh(int64_t h, int64_t begin, int64_t count, Ahead& ahead) {
     for (int64_t r = 0; r < rows; ++r) {
-      ahead.fetch(lines);
+      ahead.fetch(ahead.beside(count * kWeightWork));
       const int64_t position = first_position + r / call.group;
       const int64_t last = position + 1 - begin;
       const int64_t first = call.window == 0 ? 0 : position + 1 - call.window - begin;

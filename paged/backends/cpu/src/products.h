@@ -71,6 +71,9 @@ template <int kRows>
 constexpr int kKeysOfRows = kLanes / kRows;
 #endif
 
+// What a logit takes beside its products, in products: the sum over lanes.
+constexpr int64_t kSumWork = 32;
+
 // logits[r][k] = queries[r] . keys[k] for kRows queries and kKeysOfRows<kRows> keys. Queries in bfloat16
 // only for keys in it, where such are multiplied, and for widths that are multiples of 2 * kLanes.
 template <int kRows, typename Query, typename Rows>
@@ -79,30 +82,37 @@ PAGED_INLINE void dot_block(
     float* logits, int64_t logit_step, const Fetch& fetch) {
   using T = typename Rows::Type;
   constexpr int kKeys = kKeysOfRows<kRows>;
-  Floats products[kRows * kKeys] = {};
+  constexpr bool kIsNarrow = std::is_same_v<Query, uint16_t>;
+  constexpr int64_t kStep = kIsNarrow ? 2 * kLanes : kLanes;
+  Floats products[kRows * kKeys];
+  for (int i = 0; i < kRows * kKeys; ++i) products[i] = Floats{};
   const typename T::Stored* at[kKeys];
   for (int k = 0; k < kKeys; ++k) at[k] = keys[key + k];
-  constexpr bool kIsNarrow = std::is_same_v<Query, uint16_t>;
+  const Query* query[kRows];
+  for (int r = 0; r < kRows; ++r) query[r] = queries + r * query_step;
   const int64_t whole = dim / kLanes * kLanes;
-  // Evenly over the products: a core drops what it is asked for faster than memory can follow.
-  const int64_t between = whole / kKeys;
-  int64_t fetched = 0;
-  for (int64_t d = 0; d < whole; d += kIsNarrow ? 2 * kLanes : kLanes) {
-    while (fetched < kKeys && fetched * between <= d) fetch.row(key + fetched++);
-    if constexpr (kIsNarrow) {
-      for (int r = 0; r < kRows; ++r) {
-        for (int k = 0; k < kKeys; ++k) {
-          Floats& product = products[r * kKeys + k];
-          product = add_products(product, queries + r * query_step + d, at[k] + d);
+  const int64_t between = (whole / kStep + kKeys - 1) / kKeys * kStep;
+  const uint64_t parts = fetch.beside(kRows * (dim + kSumWork));
+  int64_t d = 0;
+  for (int fetched = 0; fetched < kKeys; ++fetched) {
+    fetch.row(key + fetched, parts);
+    const int64_t end = whole - d < between ? whole : d + between;
+    for (; d < end; d += kStep) {
+      if constexpr (kIsNarrow) {
+        for (int r = 0; r < kRows; ++r) {
+          for (int k = 0; k < kKeys; ++k) {
+            Floats& product = products[r * kKeys + k];
+            product = add_products(product, query[r] + d, at[k] + d);
+          }
+        }
+      } else {
+        Floats held[kKeys];
+        for (int k = 0; k < kKeys; ++k) held[k] = T::read(at[k] + d);
+        for (int r = 0; r < kRows; ++r) {
+          const Floats some = load<Floats>(query[r] + d);
+          for (int k = 0; k < kKeys; ++k) products[r * kKeys + k] += some * held[k];
         }
       }
-      continue;
-    }
-    Floats held[kKeys];
-    for (int k = 0; k < kKeys; ++k) held[k] = T::read(at[k] + d);
-    for (int r = 0; r < kRows; ++r) {
-      const Floats query = load<Floats>(queries + r * query_step + d);
-      for (int k = 0; k < kKeys; ++k) products[r * kKeys + k] += query * held[k];
     }
   }
   if (whole < dim) {
@@ -113,7 +123,6 @@ PAGED_INLINE void dot_block(
       }
     }
   }
-  while (fetched < kKeys) fetch.row(key + fetched++);
   Floats totals[kRows * kKeys / kLanes];
   for (int i = 0; i < kRows * kKeys; i += kLanes) totals[i / kLanes] = sums(products + i);
   for (int r = 0; r < kRows; ++r) {
@@ -140,19 +149,19 @@ void dots(
   for (int64_t r = 0; r < rows;) {
     const Query* some = queries + r * query_step;
     float* at = logits + r * logit_step;
-    const auto fetched_by = [&](int64_t some_rows) { return fetch.part(some_rows, rows, r == 0); };
     if (kLanes >= 4 && rows - r >= 4) {
       dot_rows<kLanes >= 4 ? 4 : 1>(
-          some, query_step, keys, count, dim, at, logit_step, fetched_by(4));
+          some, query_step, keys, count, dim, at, logit_step, fetch);
       r += 4;
     } else if (kLanes >= 2 && rows - r >= 2) {
       dot_rows<kLanes >= 2 ? 2 : 1>(
-          some, query_step, keys, count, dim, at, logit_step, fetched_by(2));
+          some, query_step, keys, count, dim, at, logit_step, fetch);
       r += 2;
     } else {
-      dot_rows<1>(some, query_step, keys, count, dim, at, logit_step, fetched_by(1));
+      dot_rows<1>(some, query_step, keys, count, dim, at, logit_step, fetch);
       r += 1;
     }
+    fetch = fetch.again();
   }
 }
 
@@ -170,9 +179,10 @@ PAGED_INLINE void multiply_block(
                         : kept[r] * load<Floats>(result + r * result_step + v * kLanes);
     }
   }
+  const uint64_t parts = fetch.beside(kRows * kVectors * kLanes);
   for (int64_t k = 0; k < count; ++k) {
     const typename T::Stored* at = right[k] + column;
-    fetch.row(k);
+    fetch.row(k, parts);
     Floats row[kVectors];
     for (int v = 0; v < kVectors; ++v) row[v] = T::read(at + v * kLanes);
     for (int r = 0; r < kRows; ++r) {
@@ -224,38 +234,28 @@ PAGED_INLINE void multiply_columns(
       PAGED_ROWS(1);
     }
 #undef PAGED_ROWS
-    fetch = Fetch{};
+    fetch = fetch.again();
   }
 }
 
 // result = kept * result + left * right, `width` columns; without `kept`, left * right alone. Rows of
-// the result have room for whole vectors. `fetch` is told of each row of `right`,
-// once.
+// the result have room for whole vectors. `fetch` is told of each row of `right`.
 template <typename Rows>
 void multiply(
     const float* left, int64_t left_step, int64_t rows, const Rows& right, int64_t width,
     int64_t count, const float* kept, float* result, int64_t result_step, Fetch fetch) {
   int64_t column = 0;
   const int64_t whole = width / kLanes * kLanes;
-  // With several blocks of columns: the first fetches what is next, and each a part of what is ahead.
-  Fetch later = fetch;
-  if (const int64_t others = width / kBlockColumns - 1; others > 0) {
-    later.next = Next{};
-    later.lines = (fetch.lines + others) / (others + 1);
-    fetch.lines = later.lines;
-  } else {
-    later = Fetch{};
-  }
   for (; column + kBlockColumns <= whole; column += kBlockColumns) {
     multiply_columns<kBlockVectors>(
         left, left_step, rows, right, column, count, kept, result + column, result_step, fetch);
-    fetch = later;
+    fetch = fetch.again();
   }
   if (kBlockVectors > 2 && column + 2 * kLanes <= whole) {
     multiply_columns<2>(
         left, left_step, rows, right, column, count, kept, result + column, result_step, fetch);
     column += 2 * kLanes;
-    fetch = later;
+    fetch = fetch.again();
   }
   if (column + kLanes <= whole) {
     multiply_columns<1>(
