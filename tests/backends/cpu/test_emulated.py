@@ -144,6 +144,7 @@ def test_the_products_on_neon_are_vectors_throughout(emulated):
         if not re.search(r"::(multiply|dots)<|::tiles\(", name) or "\tfmla\t" not in body:
             continue
         products += 1
-        assert len(re.findall(r"\tfmla\tv\d+\.4s", body)) >= 60, name
+        # In `dots` the logits of 4, 2 and 1 queries, four keys each; more elsewhere.
+        assert len(re.findall(r"\tfmla\tv\d+\.4s", body)) >= (4 + 2 + 1) * 4, name
         assert not (found := re.search(ALONE, body)), f"{name}: {found[0]}"
     assert products >= 10
