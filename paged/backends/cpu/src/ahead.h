@@ -17,16 +17,17 @@ struct Run {
 };
 
 // Runs that are fetched line by line while something else is computed. After the last one stands a
-// run that is never finished; so there is always a next line.
+// run that is never finished, from the start of the cache on; so there is always a next line, which a
+// product of padded keys may ask for.
 //
 // They are fetched evenly over the work that is done meanwhile: a core drops what it is asked for
 // faster than memory can follow, and memory waits for one that asks for nothing.
 struct Ahead {
   const Run* run;
   const char* at;
-  // What is fetched with each unit of work, and what was not yet, in parts of a line.
-  uint64_t rate, owed = 0;
+  // In parts of a line: what is fetched for each unit of work, and what is still to be for work done.
   static constexpr uint64_t kParts = 1 << 20;
+  uint64_t rate, owed = 0;
 
   // Parts of lines for some work, which is counted in products of two numbers.
   PAGED_INLINE uint64_t beside(int64_t work) const { return uint64_t(work) * rate; }
@@ -79,7 +80,7 @@ struct Fetch {
     if (parts > 0) ahead->fetch(parts);
   }
 
-  // For all rows of a product but the first ones.
+  // For all of a product but its first rows and columns.
   PAGED_INLINE Fetch again() const { return {Next{}, ahead}; }
 };
 

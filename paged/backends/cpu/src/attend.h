@@ -11,8 +11,8 @@ namespace {
 
 // Keys of a tile: as many as fit 8 KiB, so that those of a head, its values, the next head's keys and
 // the logits stay in a first-level cache of 32 KiB or more, in which rows that lie a power of two
-// apart share few sets. It follows from the cache alone, and not from the batch: a result depends on
-// it, in its last bits.
+// apart share few sets. It follows from the cache and the sequence's own rows, never from the batch: a
+// result depends on it, in its last bits.
 constexpr int64_t kTileBytes = 8 << 10;
 constexpr int64_t kMostTile = 64, kLeastTile = 16;
 static_assert(kMostTile % kBlockColumns == 0 && kLeastTile % kLanes == 0);
@@ -87,8 +87,9 @@ struct Worker {
         value_dim(padded(call.value_dim)),
         is_latent(call.strides.to_value == 0) {
     const int64_t query_len = call.starts[item.seq + 1] - call.starts[item.seq];
-    // Such products are exact, and so are those of numbers converted to float32 before. The scale
-    // comes after the sum; with one far from 1 go numbers whose products leave float32's range.
+    // Such products are exact, and so are those of numbers converted to float32 before. But the scale
+    // comes after the sum here, and before it elsewhere. A scale far from 1 may bring back into
+    // float32's range what would leave it before the scale: there queries are scaled first.
     is_narrow = call.scale >= 0x1p-20f && call.scale <= 0x1p20f && kMultipliesBFloat16 &&
                 std::is_same_v<T, BFloat16> &&
                 call.query_type == Type::kBFloat16 && call.dim % (2 * kLanes) == 0 &&
@@ -110,7 +111,8 @@ struct Worker {
     for (int64_t h = 0; h < heads; ++h) give_results(h);
   }
 
-  // Queries in float32 times every factor of the logits, rows by query, then head of the group.
+  // Queries in float32 times every factor of the logits, rows by query, then head of the group; or as
+  // they are where they are multiplied in bfloat16, of which no cache has a scale of its own.
   void take_queries(int64_t h) {
     const int64_t head = item.head_begin + h;
     const float k_scale = call.k_scale == nullptr ? 1.0f : call.k_scale[head * call.k_scale_step];

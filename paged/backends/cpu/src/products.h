@@ -1,7 +1,7 @@
 // The two products of attention, blocked over registers.
 //
-// `dots`: logits of few queries, rows times rows, straight from the cache. Each key is loaded and
-// converted once for up to four queries.
+// `dots`: logits of few queries, rows times rows, straight from the cache or converted before. Each key
+// is loaded once for up to four queries.
 // `multiply`: rows times a matrix, for weights times values, and for logits of many queries over keys
 // that were packed as columns. A block of the result stays in registers over all that is summed.
 #pragma once
@@ -62,7 +62,8 @@ PAGED_INLINE Floats add_products(Floats sum, const uint16_t*, const uint16_t*) {
 #endif
 
 // Keys that `dots` takes at once: one vector of sums for all queries, or, where registers hold that
-// many, one for each query. NEON's short vectors need both: four products at a time wait for each other.
+// many, one for each query. NEON's short vectors need the latter: with four sums at a time products
+// would wait for each other.
 #if defined(__aarch64__)
 template <int kRows>
 constexpr int kKeysOfRows = kLanes;
@@ -91,6 +92,7 @@ PAGED_INLINE void dot_block(
   const Query* query[kRows];
   for (int r = 0; r < kRows; ++r) query[r] = queries + r * query_step;
   const int64_t whole = dim / kLanes * kLanes;
+  // What is fetched with each of the keys comes before its part of the width.
   const int64_t between = (whole / kStep + kKeys - 1) / kKeys * kStep;
   const uint64_t parts = fetch.beside(kRows * (dim + kSumWork));
   int64_t d = 0;
@@ -119,7 +121,7 @@ PAGED_INLINE void dot_block(
     for (int k = 0; k < kKeys; ++k) {
       const Floats held = read_some<T>(at[k] + whole, dim - whole);
       for (int r = 0; r < kRows; ++r) {
-        products[r * kKeys + k] += load<Floats>(queries + r * query_step + whole) * held;
+        products[r * kKeys + k] += load<Floats>(query[r] + whole) * held;
       }
     }
   }

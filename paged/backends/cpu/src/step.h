@@ -86,8 +86,8 @@ inline void clear_padding(const Attend& call, int64_t begin, int64_t tokens) {
   }
 }
 
-// Throws Refused, before memory is touched. `to_pool` gives a task to other threads; with one thread
-// it is given none.
+// Throws Refused, before memory is touched unless none is left for scratch. `to_pool` gives a task to
+// other threads; with one thread it is given none.
 template <typename ScheduleTask>
 void attend_step(
     const Attend& call, int64_t seqs, int64_t tokens, int64_t num_blocks, const Kernels& kernels,
@@ -98,7 +98,7 @@ void attend_step(
   const int64_t bytes = kernels.scratch_bytes(call, plan.most_queries, plan.most_heads);
   std::atomic<bool> has_memory{true};
   for_each_piece(int64_t(plan.items.size()), threads, to_pool, [&](int64_t piece) {
-    // Where all threads are as fast, each is given every so many-th piece.
+    // Where all of n threads are as fast, each is given every n-th piece.
     const size_t next = size_t(piece + threads);
     const Item* likely = next < plan.items.size() ? &plan.items[next] : nullptr;
     const Item& item = plan.items[size_t(piece)];
